@@ -1,0 +1,102 @@
+"""The legal space of a template: what is allowed, drawn at random, one edit away."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from templates.errors import InputError
+from templates.knob import Columns, Config, columns_of, configs_of
+from templates.template import Limits, Template
+from templates.workload import Workload
+
+
+def canonical(template: Template, columns: Columns) -> dict[str, np.ndarray]:
+    """Columns with every inactive knob set to its default; one pass, knobs in the template's order.
+
+    A knob's activity may depend on the knobs before it only, so one pass is enough.
+    """
+    result = {name: np.asarray(columns[name]) for name in template.names}
+    for knob in template.knobs:
+        if knob.active is not None:
+            result[knob.name] = np.where(knob.active(result), result[knob.name], knob.default)
+    return result
+
+
+def canonical_config(template: Template, config: Config) -> dict[str, int]:
+    """One config with every inactive knob at its default."""
+    return configs_of(canonical(template, columns_of([config], template.names)))[0]
+
+
+def complete(template: Template, partial: Config, base: Config | None = None) -> dict[str, int]:
+    """A full canonical config from some knobs and a base (the naive one unless given).
+
+    InputError for an unknown knob or a value the knob does not have.
+    """
+    for name, value in partial.items():
+        if name not in template.knob:
+            raise InputError(f"{template.op}: knob {name!r} is unknown; known: {', '.join(template.names)}")
+        if value not in template.knob[name].values:
+            allowed = ", ".join(map(str, template.knob[name].values))
+            raise InputError(f"{template.op}: {name}={value} is not one of {allowed}")
+    return canonical_config(template, {**(template.naive if base is None else base), **partial})
+
+
+def legal(template: Template, columns: Columns, workload: Workload, limits: Limits) -> np.ndarray:
+    """Bool array (n,): which of n configs are canonical and satisfy every constraint."""
+    n = len(next(iter(columns.values())))
+    fixed = canonical(template, columns)
+    result = np.ones(n, dtype=bool)
+    for name in template.names:
+        result &= fixed[name] == columns[name]
+    for constraint in template.constraints:
+        result &= np.broadcast_to(np.asarray(constraint.holds(columns, workload, limits), dtype=bool), (n,))
+    return result
+
+
+def violations(template: Template, config: Config, workload: Workload, limits: Limits) -> list[str]:
+    """Why a config is not legal here, a reason each; empty when it is."""
+    fixed = canonical_config(template, config)
+    reasons = [
+        f"{name}={config[name]} has no effect here; {fixed[name]} stands for it"
+        for name in template.names
+        if config[name] != fixed[name]
+    ]
+    with np.errstate(divide="ignore"):
+        columns = columns_of([config], template.names)
+        return reasons + [c.reason for c in template.constraints if not np.all(c.holds(columns, workload, limits))]
+
+
+def sample(template: Template, workload: Workload, limits: Limits, n: int, rng: np.random.Generator) -> list[dict[str, int]]:
+    """n distinct legal configs, each legal config as likely as any other, without listing the space.
+
+    Rejection sampling in batches. Fewer than n come back only where the space is (nearly) exhausted.
+    """
+    found: dict[tuple[int, ...], dict[str, int]] = {}
+    for _ in range(200):
+        batch = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
+        keep = legal(template, batch, workload, limits)
+        for config in configs_of({name: column[keep] for name, column in batch.items()}):
+            found.setdefault(tuple(config.values()), config)
+            if len(found) == n:
+                return list(found.values())
+    return list(found.values())
+
+
+def edits(template: Template, config: Config, workload: Workload, limits: Limits) -> list[tuple[str, int, dict[str, int]]]:
+    """Every legal edit of a config: (knob, value, resulting canonical config), the config itself left out."""
+    moves = [(k.name, v) for k in template.knobs for v in k.values if v != config[k.name]]
+    columns = columns_of([{**config, name: value} for name, value in moves], template.names)
+    fixed = canonical(template, columns)
+    took = np.array([fixed[name][i] == value for i, (name, value) in enumerate(moves)])
+    keep = legal(template, fixed, workload, limits) & took
+    results = configs_of(fixed)
+    return [(*moves[i], results[i]) for i in np.flatnonzero(keep)]
+
+
+def distance(template: Template, config: Config, others: Sequence[Config]) -> np.ndarray:
+    """Knob distance (n,): the summed steps between value positions, each knob scaled to [0, 1]."""
+    total = np.zeros(len(others))
+    for knob in template.knobs:
+        place = {value: i / max(1, len(knob.values) - 1) for i, value in enumerate(knob.values)}
+        total += np.abs(np.array([place[other[knob.name]] for other in others]) - place[config[knob.name]])
+    return total

@@ -1,0 +1,150 @@
+"""A template: an operator's CUDA source with slots, and everything the rest needs to know about it.
+
+One folder per operator holds `kernel.cu` (the template), `reference.cu` (a float64 reference that runs on the GPU) and
+`spec.py`, which builds the `Template` and names it `TEMPLATE`. `load_template("matmul")` finds it; adding an operator is
+adding a folder.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from templates.errors import InputError
+from templates.knob import Columns, Config, Knob
+from templates.workload import Workload
+
+ROOT = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one GPU accepts of a launch; bytes are bytes, registers are 32-bit. Defaults: compute capability 9.0."""
+
+    compute_capability: tuple[int, int] = (9, 0)
+    threads_per_block: int = 1024
+    smem_static_bytes: int = 48 * 1024
+    smem_block_bytes: int = 227 * 1024
+    registers_per_thread: int = 255
+    registers_per_sm: int = 65536
+    grid_x: int = 2**31 - 1
+    grid_yz: int = 65535
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Geometry of one launch. `workspace_bytes` are zeroed once, when allocated; the kernel leaves them reusable."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_smem_bytes: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A dense row-major array argument of the kernel; inputs are drawn uniformly from [low, high)."""
+
+    name: str
+    role: Literal["in", "out"]
+    shape: tuple[int, ...]
+    dtype: str
+    low: float = -1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A predicate every legal config satisfies, with the reason shown when it does not.
+
+    `holds(config_or_columns, workload, limits)` returns a bool, or a bool array of shape (n,) for columns; write it with
+    operators that work on both.
+    """
+
+    reason: str
+    holds: Callable[[Columns, Workload, Limits], Any]
+
+
+@dataclass(frozen=True)
+class Template:
+    """An operator. The kernel's arguments, in order: input pointers, output pointers, `scalars` (int32), workspace pointer
+    (null where the launch needs none). `reference.cu` takes: input pointers, `double *reference`, `double *magnitude` (one
+    each per output element), then `scalars`; one thread per output element, kernel name `reference`.
+
+    `error_bound(workload)` is the tolerance e of the check |out - reference| <= e * magnitude, where `magnitude` is the
+    scale the rounding errors of that element grow with (for a sum of products: the sum of their absolute values).
+    """
+
+    op: str
+    entry: str
+    dims: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    knobs: tuple[Knob, ...]
+    constraints: tuple[Constraint, ...]
+    naive: Config
+    expert: Callable[[Workload], Config]
+    launch: Callable[[Config, Workload], Launch]
+    tensors: Callable[[Workload], tuple[Tensor, ...]]
+    scalars: Callable[[Workload], tuple[int, ...]]
+    flops: Callable[[Workload], float]
+    bytes: Callable[[Workload], float]
+    error_bound: Callable[[Workload], float]
+    reference: Callable[[Mapping[str, np.ndarray], Workload], np.ndarray]
+    derived: Callable[[Columns, Workload], dict[str, Any]]
+    edge_shapes: Callable[[Config], list[Workload]]
+
+    @cached_property
+    def knob(self) -> dict[str, Knob]:
+        """Knobs by name."""
+        return {knob.name: knob for knob in self.knobs}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Knob names in the template's order."""
+        return tuple(knob.name for knob in self.knobs)
+
+    @property
+    def source_path(self) -> Path:
+        """The CUDA file with the slots."""
+        return ROOT / self.op / "kernel.cu"
+
+    @property
+    def reference_path(self) -> Path:
+        """The CUDA file with the float64 reference kernel."""
+        return ROOT / self.op / "reference.cu"
+
+    @cached_property
+    def version(self) -> str:
+        """A short hash of the template's source: measurements of different versions never mix."""
+        return hashlib.sha256(self.source_path.read_bytes()).hexdigest()[:12]
+
+    def workload(self, dtype: str = "f32", **extents: int) -> Workload:
+        """A workload of this operator, its dims in order; InputError for a missing, unknown or zero dim or a wrong dtype."""
+        if dtype not in self.dtypes:
+            raise InputError(f"{self.op}: dtype {dtype!r} is not supported; use one of {', '.join(self.dtypes)}")
+        if set(extents) != set(self.dims):
+            raise InputError(f"{self.op}: dimensions {sorted(extents)} given; needed are {', '.join(self.dims)}")
+        return Workload(self.op, dtype, tuple((dim, extents[dim]) for dim in self.dims))
+
+    def check_workload(self, workload: Workload) -> Workload:
+        """The workload itself when it belongs to this operator; InputError otherwise."""
+        return self.workload(workload.dtype, **dict(workload.dims))
+
+
+def operators() -> list[str]:
+    """Names of the operators that have a folder here."""
+    return sorted(path.parent.name for path in ROOT.glob("*/spec.py"))
+
+
+@lru_cache
+def load_template(op: str) -> Template:
+    """The template of an operator; InputError for an unknown one."""
+    if op not in operators():
+        raise InputError(f"operator {op!r} is unknown; known: {', '.join(operators())}")
+    template: Template = importlib.import_module(f"templates.{op}.spec").TEMPLATE
+    return template
