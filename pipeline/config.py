@@ -1,0 +1,129 @@
+"""Hydra's files and overrides -> one frozen `Settings`; every mistake in them becomes one line."""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from templates.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
+GROUPS = ("op", "gpu", "farm", "experiment")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run can be told. Each part is described where it is used."""
+
+    seed: int = 0
+    resume: bool = True
+    outputs_dir: str = "outputs"
+    data_dir: str = "outputs/data"
+    recorded_dir: str = "datasets/recorded"
+
+
+def path(text: str) -> Path:
+    """A path of the settings: relative ones start at the repository."""
+    return ROOT / Path(text).expanduser()
+
+
+def _thaw(node: DictConfig) -> DictConfig:
+    """Frozen dataclasses make read-only nodes, which Hydra then cannot merge into: lift that, they are made frozen again."""
+    node._set_flag("readonly", None)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            _thaw(child)
+    return node
+
+
+def compose_config(overrides: Sequence[str], conf: Path = CONF) -> DictConfig:
+    """The composed config; InputError for an unknown key or option, a bad value, or an override that cannot be read."""
+    for override in overrides:
+        if "=" not in override or override[0] in "+~-":
+            raise InputError(f"override {override!r}: write key=value, e.g. seed=1 (see --help)")
+    ConfigStore.instance().store(name="schema", node=_thaw(OmegaConf.structured(Settings)))
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf), version_base="1.3"):
+            return compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(_explain(error, overrides)) from error
+
+
+def load(cfg: DictConfig) -> Settings:
+    """Frozen dataclasses from a composed config; InputError for a value that its room refuses."""
+    try:
+        return cast(Settings, OmegaConf.to_object(cfg))
+    except InputError:
+        raise
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise InputError(_explain(error, ())) from error
+
+
+def settings(*overrides: str) -> Settings:
+    """Settings from overrides alone: `settings("gpu=replay", "seed=1")`."""
+    return load(compose_config(overrides))
+
+
+def keys(node: Any, prefix: str = "") -> Iterator[str]:
+    """Every key of a config, dotted."""
+    for key in node:
+        full = f"{prefix}{key}"
+        yield full
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            yield from keys(child, full + ".")
+
+
+def options(group: str, conf: Path = CONF) -> list[str]:
+    """The choices of a config group."""
+    return sorted(file.stem for file in (conf / group).glob("*.yaml"))
+
+
+def describe(cfg: DictConfig) -> str:
+    """What --help shows: the groups with their options, and every setting with its value."""
+    groups = "\n".join(f"  {group}={'|'.join(options(group))}" for group in GROUPS)
+    return f"Overrides are key=value.\n\nGroups:\n{groups}\n\nSettings:\n{OmegaConf.to_yaml(cfg)}"
+
+
+def _explain(error: BaseException, overrides: Sequence[str]) -> str:
+    """One line for one of Hydra's or OmegaConf's errors, which take several."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for found in causes:
+        if isinstance(found, InputError):
+            return str(found)
+    text = " ".join(str(error).split())
+    if missing := re.search(r"Could not find '([\w/.-]+)'", text):
+        group, _, option = missing[1].rpartition("/")
+        if group:
+            return f"{group}={option} is unknown; use one of {', '.join(options(group))}"
+    if unknown := re.search(r"Could not override '([^']+)'|Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text):
+        return _unknown(unknown[1] or unknown[2])
+    detail = str(causes[-1]).splitlines()[0]
+    where = re.search(r"full_key: (\S+)", " ".join(str(c) for c in causes))
+    merging = re.search(r"merging override (\S+)", text)
+    at = merging[1] if merging else where[1] if where else " ".join(overrides)
+    return f"setting {at}: {detail} (see --help)"
+
+
+def _unknown(key: str) -> str:
+    known = list(keys(_thaw(OmegaConf.structured(Settings))))
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:3]
+    hint = f"; did you mean {' or '.join(near)}?" if near else f"; top-level ones: {', '.join(k for k in known if '.' not in k)}"
+    return f"setting {key!r} is unknown{hint}"

@@ -1,0 +1,302 @@
+"""A stage's run: its folder, log and records, and one clear line for every way it can end.
+
+    @stage("pretrain")
+    def main(settings: Settings, run: Run) -> None: ...
+
+    if __name__ == "__main__":
+        main()
+
+Folder: `<outputs_dir>/<stage>/<time>/` with config.yaml, versions.json, log.txt, state.json, summary.json and whatever the stage
+leaves there. A run that did not end (killed, Ctrl-C, full disk) is continued in its folder by the same command; `latest` points
+at the last run that ended well, and never at half a run.
+"""
+
+import argparse
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from pipeline.progress import progress
+from pipeline.versions import ROOT, versions
+from templates.errors import InputError
+
+if TYPE_CHECKING:
+    from pipeline.config import Settings
+
+__all__ = ["InputError", "Run", "Stage", "latest", "progress", "stage"]
+
+OUTPUTS = ROOT / "outputs"
+NOT_OURS = {errno.ENOSPC: "the disk is full: free some space", errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EROFS: "the file system is read-only: set outputs_dir or data_dir", errno.EACCES: "permission denied"}  # fmt: skip
+OWN_FILES = {"config.yaml", "versions.json", "log.txt", "state.json", "run.lock"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a stage. `resumed`: the folder holds what an earlier, unfinished run with the same settings left."""
+
+    stage: str
+    folder: Path
+    settings: "Settings"
+    outputs: Path
+    resumed: bool = False
+
+    @property
+    def log(self) -> logging.Logger:
+        """Goes to stderr and to the run's log.txt."""
+        return logging.getLogger(self.stage)
+
+    def rng(self, purpose: str = "") -> np.random.Generator:
+        """Random numbers that depend on the seed, the stage and the purpose only."""
+        return np.random.default_rng([self.settings.seed, *f"{self.stage}/{purpose}".encode()])
+
+    def write_summary(self, summary: Mapping[str, Any]) -> Path:
+        """Write summary.json, whole or not at all."""
+        target = self.folder / "summary.json"
+        write_json(target, summary)
+        return target
+
+    def latest(self, stage: str) -> Path | None:
+        """Folder of the last complete run of another stage."""
+        return latest(stage, self.outputs)
+
+    def need(self, stage: str) -> Path:
+        """The same; InputError when there is none."""
+        found = self.latest(stage)
+        if found is None:
+            raise InputError(f"{self.stage} needs a complete {stage} run under {self.outputs}: run `make {stage}` first")
+        self.log.info("uses the %s run %s", stage, found)
+        return found
+
+
+def latest(stage: str, outputs: Path = OUTPUTS) -> Path | None:
+    """Folder of a stage's last complete run, or None."""
+    link = outputs / stage / "latest"
+    return link.resolve() if link.exists() else None
+
+
+def write_json(target: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON under a temporary name, then rename: a killed run leaves the old file or the new one."""
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n")
+    scratch.replace(target)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's function with the front door round it. Calling it reads sys.argv and exits; `run` is for tests."""
+
+    name: str
+    work: Callable[["Settings", Run], Any]
+
+    def __call__(self) -> NoReturn:
+        sys.exit(self.run(sys.argv[1:]))
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Exit status: 0 done, 1 a fault of this program, 2 bad input or a full disk, 130 interrupted."""
+        folder: Path | None = None
+        try:
+            from pipeline import config  # here, so that rooms may import this module before all their settings exist
+
+            options, overrides = _parser(self).parse_known_args(list(argv))
+            cfg = config.compose_config(overrides)
+            if options.help or options.cfg:
+                print(config.describe(cfg) if options.help else OmegaConf.to_yaml(cfg))
+                return 0
+            with opened(self.name, config.load(cfg), OmegaConf.to_yaml(cfg, resolve=True)) as run:
+                folder = run.folder
+                self.work(run.settings, run)
+            return 0
+        except InputError as error:
+            return _say(self.name, str(error), 2)
+        except KeyboardInterrupt:
+            return _say(self.name, f"interrupted; the same command continues in {folder}" if folder else "interrupted", 130)
+        except OSError as error:
+            reason = not_ours(error)
+            if reason is None:
+                return _fault(self.name, error, folder)
+            return _say(self.name, f"{reason} ({error.filename or folder or 'outputs'}); the same command continues", 2)
+        except Exception as error:
+            return _fault(self.name, error, folder)
+
+
+def stage(name: str) -> Callable[[Callable[["Settings", Run], Any]], Stage]:
+    """Make `main(settings, run)` a stage."""
+    return lambda work: Stage(name, work)
+
+
+def not_ours(error: OSError) -> str | None:
+    """What to do about an error of the file system; None when it is something else."""
+    if error.errno in NOT_OURS:
+        return NOT_OURS[error.errno]
+    return NOT_OURS[errno.ENOSPC] if "no space left" in str(error).lower() else None
+
+
+def _parser(stage: Stage) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--cfg", action="store_true")
+    return parser
+
+
+def _say(name: str, line: str, status: int) -> int:
+    print(f"{name}: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    return status
+
+
+def _fault(name: str, error: BaseException, folder: Path | None) -> int:
+    if folder is None:
+        raise error
+    return _say(name, f"fault: {type(error).__name__}: {error}; the traceback is in {folder / 'log.txt'}", 1)
+
+
+@contextlib.contextmanager
+def opened(name: str, settings: "Settings", config: str) -> Iterator[Run]:
+    """The folder of a new or an unfinished run, locked, logged to, and marked complete if the block ends well."""
+    from pipeline.config import path
+
+    outputs = path(settings.outputs_dir)
+    folder, lock, resumed = _folder(outputs / name, config if settings.resume else None)
+    run = Run(name, folder, settings, outputs, resumed)
+    with lock, _logging(folder), _terminate_as_interrupt():
+        try:
+            (folder / "config.yaml").write_text(config)
+            write_json(folder / "versions.json", {**versions(_nvcc(settings)), "seed": settings.seed})
+            write_json(folder / "state.json", {"state": "running", "pid": os.getpid()})
+            run.log.info("%s %s", "continues in" if resumed else "runs in", folder)
+            random.seed(settings.seed)
+            np.random.seed(settings.seed % 2**32)
+            yield run
+            if not (folder / "summary.json").exists():
+                run.write_summary({})
+            write_json(folder / "state.json", {"state": "complete"})
+            _point(outputs / name / "latest", folder)
+        except BaseException as error:
+            _note_end(run, error)
+            raise
+
+
+def _note_end(run: Run, error: BaseException) -> None:
+    """Log how a run failed; a folder in which nothing was done yet goes away."""
+    if isinstance(error, InputError) and not run.resumed and {f.name for f in run.folder.iterdir()} <= OWN_FILES:
+        shutil.rmtree(run.folder, ignore_errors=True)
+        return
+    # On a full disk not even this can be written, and the reason on stderr has to do.
+    with contextlib.suppress(OSError):
+        if isinstance(error, Exception):
+            logging.getLogger("traceback").error("%s", run.stage, exc_info=error)
+        write_json(run.folder / "state.json", {"state": "unfinished", "error": f"{type(error).__name__}: {error}"})
+
+
+def _nvcc(settings: "Settings") -> str | None:
+    """The compiler's version, where measuring is installed and there is one."""
+    return None
+
+
+def _folder(parent: Path, config: str | None) -> tuple[Path, TextIO, bool]:
+    """The newest unfinished run with this config that nobody works in, or a new folder; with its lock held."""
+    parent.mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        for folder in sorted((f for f in parent.iterdir() if f.is_dir() and not f.is_symlink()), reverse=True):
+            if _unfinished(folder, config) and (lock := _lock(folder)) is not None:
+                return folder, lock, True
+    while True:
+        folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            lock = _lock(folder)
+            assert lock is not None
+            return folder, lock, False
+        time.sleep(0.2)
+
+
+def _unfinished(folder: Path, config: str) -> bool:
+    state, written = folder / "state.json", folder / "config.yaml"
+    if not state.exists() or not written.exists() or written.read_text() != config:
+        return False
+    return bool(json.loads(state.read_text())["state"] != "complete")
+
+
+def _lock(folder: Path) -> TextIO | None:
+    """The folder's lock, which the system drops when the process dies; None when another run holds it."""
+    file = (folder / "run.lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def _point(link: Path, folder: Path) -> None:
+    """Move the link in one step."""
+    scratch = link.with_name(f".latest.{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    scratch.symlink_to(folder.name)
+    scratch.replace(link)
+
+
+@contextlib.contextmanager
+def _logging(folder: Path) -> Iterator[None]:
+    """Everything to log.txt; our own decisions, and others' warnings, also to stderr."""
+    root = logging.getLogger()
+    file = logging.FileHandler(folder / "log.txt")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    console.addFilter(lambda r: r.name != "traceback" and (r.levelno >= logging.WARNING or not _foreign(r)))
+    level = root.level
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    root.addHandler(file)
+    root.addHandler(console)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(level)
+        for handler in (file, console):
+            root.removeHandler(handler)
+            with contextlib.suppress(OSError):
+                handler.close()
+
+
+def _foreign(record: logging.LogRecord) -> bool:
+    """Whether a library outside this repository wrote it (or a captured warning, which only the file needs)."""
+    return record.name == "py.warnings" or not Path(record.pathname).is_relative_to(ROOT) or ".venv" in record.pathname
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run like Ctrl-C does, so that clean-up runs; left alone where somebody else handles it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.getsignal(signal.SIGTERM)
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, before)
