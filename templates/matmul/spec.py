@@ -116,7 +116,7 @@ def _copies_divide(c: Columns, w: Workload, limits: Limits) -> Any:
 
 
 def _smem_fits(c: Columns, w: Workload, limits: Limits) -> Any:
-    smem = derived(c, w)["smem_bytes"]
+    smem = derived(c, w)["smem_bytes"] + np.where(c["split_k"] > 1, 16, 0)  # and the flag of the last block
     return smem <= np.where(c["dynamic_smem"] == 1, limits.smem_block_bytes, limits.smem_static_bytes)
 
 
@@ -140,6 +140,14 @@ CONSTRAINTS = (
     Constraint("the grid is too large for this GPU", _grid_fits),
     Constraint("K is not a multiple of width_a: rows of A are not aligned", lambda c, w, _: w["K"] % c["width_a"] == 0),
     Constraint("N is not a multiple of width_b: rows of B and C are not aligned", lambda c, w, _: w["N"] % c["width_b"] == 0),
+    Constraint(
+        "a thread that loads B straight from global memory needs thread_n to be a multiple of width_b",
+        lambda c, *_: (c["shared"] == 1) | (c["thread_n"] % c["width_b"] == 0),
+    ),
+    Constraint(
+        "a tile's offsets do not fit 32 bits: K must be at most 2^22 and N at most 2^24",
+        lambda c, w, _: w["K"] <= 2**22 and w["N"] <= 2**24,
+    ),
     Constraint(
         "asynchronous copies need compute capability 8.0",
         lambda c, _, limits: (c["async_copy"] == 0) | (limits.compute_capability >= (8, 0)),
