@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
@@ -128,3 +129,45 @@ def confidence_interval(
     means = fractions[rows, columns].mean(axis=(1, 2))
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method after so many measurements: the mean fraction of the best known over workloads and seeds, its 95 %
+    confidence interval, and the worst workload's median over seeds. `flips`: how often two seeds choose different configs.
+    """
+
+    method: str
+    measurements: int
+    mean: float
+    low: float
+    high: float
+    worst: float
+    worst_workload: str
+    flips: float
+
+
+def cells(picks: Sequence[Pick], yardsticks: dict[Workload, Yardstick]) -> list[Cell]:
+    """One cell per method and number of measurements, in the order the picks name them."""
+    rng = np.random.default_rng(0)
+    groups = dict.fromkeys((pick.method, pick.measurements) for pick in picks)
+    return [_cell(picks, yardsticks, method, k, rng) for method, k in groups]
+
+
+def _cell(
+    picks: Sequence[Pick], yardsticks: dict[Workload, Yardstick], method: str, k: int, rng: np.random.Generator
+) -> Cell:
+    mine = [pick for pick in picks if (pick.method, pick.measurements) == (method, k)]
+    workloads = list(dict.fromkeys(pick.workload for pick in mine))
+    fractions = fractions_by_seed(mine, yardsticks, method, k)
+    medians = np.median(fractions, axis=1)
+    worst = int(medians.argmin())
+    low, high = confidence_interval(fractions, rng)
+    flips = float(np.mean([flip_rate([p.config for p in mine if p.workload == w]) for w in workloads]))
+    return Cell(method, k, float(fractions.mean()), low, high, float(medians[worst]), str(workloads[worst]), flips)
+
+
+def flip_rate(configs: Sequence[str]) -> float:
+    """The share of pairs of seeds that chose different configs; 0 for a single seed."""
+    pairs = list(combinations(configs, 2))
+    return sum(one != other for one, other in pairs) / len(pairs) if pairs else 0.0

@@ -1,0 +1,239 @@
+"""Evaluation: every method on every held-out workload at the same numbers of measurements, against one yardstick."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from datasets.measurement import Candidate, Measurement, Origin
+from pipeline.measure.measurer import Measurer
+from pipeline.records import Pick, Yardstick
+from pipeline.strategies.trial import Memory, Trial, origin_of, run_trials
+from pipeline.strategy import Strategy, Task
+from templates.errors import InputError
+from templates.knob import config_text, parse_config
+from templates.template import Template
+from templates.workload import Workload
+
+LOG = logging.getLogger(__name__)
+
+METHODS = (
+    "naive", "expert", "random", "random_ranked", "one_config", "nearest", "cost_model", "cost_model_refit",
+    "policy_zero_shot", "policy", "vendor",
+)  # fmt: skip
+
+Factory = Callable[[], Strategy]
+"""Makes a fresh strategy: what one trial remembers, another must not know."""
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """What is compared. `ks`: measurements before choosing; 0 is the pick with none.
+
+    `workloads` narrows the split's workloads to those named. `batch`: measurements between two decisions at most.
+    `budget_s`: no further workload is started when it would not end in time (live only; None: no limit).
+    `final_rounds`: how often each choice is timed anew, interleaved with the others, before it counts (live only).
+    """
+
+    seeds: int = 5
+    ks: list[int] = field(default_factory=lambda: [0, 1, 10, 25])
+    methods: list[str] = field(default_factory=lambda: list(METHODS))
+    split: str = "test"
+    workloads: list[str] = field(default_factory=list)
+    batch: int = 5
+    budget_s: float | None = None
+    final_rounds: int = 3
+    recorded_finalists: int = 3
+    tie: float = 0.005
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.methods) - set(METHODS)):
+            raise InputError(f"evaluate.methods: {', '.join(unknown)} unknown; known: {', '.join(METHODS)}")
+        if self.seeds < 1 or self.batch < 1 or self.final_rounds < 1:
+            raise InputError("evaluate.seeds, evaluate.batch and evaluate.final_rounds must be 1 or more")
+        if not self.ks or min(self.ks) < 0:
+            raise InputError(f"evaluate.ks={list(self.ks)}: give one or more numbers of measurements, 0 or more")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All picks with their true times, the yardsticks, and the course of each method's regret.
+
+    `regret[method]` has shape (max k + 1, trials): 1 - fraction of the best known after 0, 1, 2, ... measurements, by the
+    times as they were measured. `measured`: what the measurer was asked for, by workload. `left_out`: no time for these.
+    """
+
+    picks: list[Pick]
+    yardsticks: dict[Workload, Yardstick]
+    regret: dict[str, np.ndarray]
+    measured: dict[Workload, list[Measurement]]
+    left_out: list[Workload]
+
+
+def check_apart(workloads: Sequence[Workload], trained: Sequence[str], what: str) -> None:
+    """InputError when something was fitted on a workload it is to be judged on."""
+    if leaked := sorted({str(w) for w in workloads} & set(trained)):
+        raise InputError(f"{what} was trained on {leaked[0]}, which it is to be evaluated on: fit it on the training split only")
+
+
+def evaluate(
+    factories: Mapping[str, Factory],
+    workloads: Sequence[Workload],
+    template: Template,
+    measurer: Measurer,
+    settings: EvaluateSettings,
+    recorded_best: Mapping[Workload, Sequence[dict[str, int]]],
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Evaluation:
+    """Run every factory's strategy on every workload with every seed, workload by workload.
+
+    `recorded_best`: the fastest recorded configs of a workload, which count for the best known.
+    `advance` is called with the number of trial rounds done.
+    """
+    judged: list[Judged] = []
+    left_out: list[Workload] = []
+    started = time.monotonic()
+    for workload in workloads:
+        if judged and _too_late(settings.budget_s, started, len(judged)):
+            left_out.append(workload)
+            continue
+        task = task_of(template, workload, measurer)
+        judged.append(judge(factories, task, measurer, settings, recorded_best.get(workload, ()), seed, advance))
+    return Evaluation(
+        picks=[pick for j in judged for pick in j.picks],
+        yardsticks={j.workload: j.yardstick for j in judged},
+        regret={name: np.hstack([j.regret[name] for j in judged]) for name in factories},
+        measured={j.workload: j.measured for j in judged},
+        left_out=left_out,
+    )
+
+
+def _too_late(budget_s: float | None, started: float, done: int) -> bool:
+    elapsed = time.monotonic() - started
+    return budget_s is not None and elapsed + elapsed / done > budget_s
+
+
+def task_of(template: Template, workload: Workload, measurer: Measurer) -> Task:
+    """The workload as a task; InputError where a closed world knows nothing of it."""
+    known = measurer.known(workload)
+    pool = None if known is None else tuple(config for config in known if config)
+    if pool is not None and not pool:
+        raise InputError(f"{workload}: nothing recorded to replay; collect it first or leave it out (evaluate.workloads)")
+    return Task(template, workload, measurer.device, pool)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One workload's part of an `Evaluation`."""
+
+    workload: Workload
+    picks: list[Pick]
+    yardstick: Yardstick
+    regret: dict[str, np.ndarray]
+    measured: list[Measurement]
+
+
+def judge(
+    factories: Mapping[str, Factory],
+    task: Task,
+    measurer: Measurer,
+    settings: EvaluateSettings,
+    recorded_best: Sequence[dict[str, int]],
+    seed: int,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Judged:
+    """All methods and seeds on one workload, and the true times of what they chose."""
+    memory = Memory(measurer, task)
+    trials = [
+        Trial(factory(), s, np.random.default_rng([seed, s, *f"{name}/{task.workload}".encode()]))
+        for name, factory in factories.items()
+        for s in range(settings.seeds)
+    ]
+    run_trials(trials, memory, settings.ks, settings.batch, lambda: advance(len(trials)))
+    true_us, statuses = true_times(trials, memory, settings, recorded_best)
+    yardstick = _yardstick(task, memory, true_us)
+    picks = [_pick(trial, task, k, true_us, statuses) for trial in trials for k in sorted(settings.ks)]
+    if "" in true_us and true_us[""] is not None:
+        picks.append(Pick(task.workload, "vendor", 0, 0, "", true_us[""], "ok"))
+    regret = {
+        name: np.array([_course(t, task, memory, max(settings.ks), yardstick) for t in trials if t.strategy.name == name]).T
+        for name in factories
+    }
+    return Judged(task.workload, picks, yardstick, regret, list(memory.results.values()))
+
+
+Times = dict[str, float | None]
+"""Config text -> microseconds, None for a config that does not run."""
+
+
+def true_times(
+    trials: Sequence[Trial], memory: Memory, settings: EvaluateSettings, recorded_best: Sequence[dict[str, int]]
+) -> tuple[Times, dict[str, str]]:
+    """The times that count, and the status, of every config that anybody chose, of naive and expert, and of the best known.
+
+    Replayed rows are what they are. On a live GPU the chosen configs are timed again, interleaved, so that neither a fluke
+    nor drift decides: the minimum of the rounds' medians; a config that fails in any round does not run.
+    """
+    task = memory.task
+    chosen = {config_text(c): (c, origin_of(t.strategy.name)) for t in trials for k in settings.ks for c in [t.pick(task, k)]}
+    for config in (dict(task.template.naive), dict(task.template.expert(task.workload)), *recorded_best):
+        chosen.setdefault(config_text(config), (config, "guided"))
+    if task.pool is not None:
+        allowed = {config_text(config) for config in task.pool}
+        chosen = {text: pair for text, pair in chosen.items() if text in allowed}
+    if "vendor" in settings.methods:
+        chosen[""] = ({}, "vendor")
+    first = memory.measure(list(chosen.values()))
+    results = {text: [measurement] for text, measurement in zip(chosen, first, strict=True)}
+    if memory.measurer.source == "gpu":
+        for again in _interleaved(memory, list(chosen.values()), settings.final_rounds):
+            results[config_text(again.config)].append(again)
+        # The first timing chose the config: it is not independent of the choice, so the final does not count it.
+        results = {text: rows[1:] for text, rows in results.items()}
+    times: Times = {}
+    for text, rows in results.items():
+        values = [m.time_us for m in rows if m.time_us is not None]
+        times[text] = min(values) if len(values) == len(rows) else None
+    return times, {text: next((m.status for m in rows if m.status != "ok"), "ok") for text, rows in results.items()}
+
+
+def _interleaved(memory: Memory, finalists: Sequence[tuple[dict[str, int], Origin]], times: int) -> Iterator[Measurement]:
+    """Every finalist `times` times, each round in another order."""
+    rng = np.random.default_rng(0)
+    for _ in range(times):
+        order = rng.permutation(len(finalists))
+        yield from memory.measurer.measure([Candidate(memory.task.workload, *finalists[i]) for i in order])
+
+
+def _yardstick(task: Task, memory: Memory, true_us: Times) -> Yardstick:
+    ran = {text: time_us for text, time_us in true_us.items() if time_us is not None}
+    vendor_us = ran.pop("", None)
+    naive_us = ran.get(config_text(task.template.naive))
+    if naive_us is None:
+        raise InputError(f"{task.workload}: the naive config has no time, so there is no baseline; collect it again")
+    best = min(ran, key=lambda text: ran[text])
+    expert_us = ran.get(config_text(task.template.expert(task.workload)))
+    return Yardstick(ran[best], best, naive_us, expert_us, vendor_us)
+
+
+def _pick(trial: Trial, task: Task, k: int, true_us: Times, statuses: Mapping[str, str]) -> Pick:
+    text = config_text(trial.pick(task, k))
+    return Pick(task.workload, trial.strategy.name, trial.seed, k, text, true_us[text], statuses[text])
+
+
+def _course(trial: Trial, task: Task, memory: Memory, longest: int, yardstick: Yardstick) -> list[float]:
+    """Regret after 0, 1, ..., `longest` measurements."""
+    result: list[float] = []
+    for k in range(longest + 1):
+        measurement = memory.results.get(config_text(trial.pick(task, k)))
+        time_us = measurement.time_us if measurement else None
+        result.append(1.0 if time_us is None else max(0.0, 1.0 - yardstick.best_us / time_us))
+    return result
+
+
+def best_config(yardstick: Yardstick) -> dict[str, int]:
+    """The best known config."""
+    return parse_config(yardstick.best_config)
