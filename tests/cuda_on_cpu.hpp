@@ -1,0 +1,373 @@
+// CUDA kernels on a CPU, for tests: the same source, compiled by g++ with -std=c++20 and this header ahead of it.
+//
+// Default: every CUDA thread of a block is a fibre of one OS thread. Fibres switch at barriers only; who runs first between
+// two barriers is drawn from a seed, so a missing barrier gives a wrong answer or a NaN. Made for -fsanitize=address,undefined.
+// With -DCUDA_ON_CPU_THREADS: every CUDA thread is an OS thread, for -fsanitize=thread.
+//
+// What bites: shared memory starts as NaN in each block, and has red zones under the address sanitizer; buffers have their exact
+// size; a misaligned float2/float4 stops the undefined-behaviour sanitizer; the target of an asynchronous copy is NaN until the
+// thread that issued it waits for it; threads of a block that reach different barriers, or leave before one, are an error.
+//
+// Not covered: blocks run one after another, so no race between blocks is seen, and a block that waits for another hangs;
+// no memory model (fences do nothing), no warps in lockstep, no warp intrinsics, no inline PTX, no textures, constant or local
+// memory, no cooperative groups, cluster launches or tensor cores; no limits on registers, shared memory or launch geometry;
+// bank conflicts and speed; nvcc's own rounding (contraction into FMA is g++'s choice here). A `__shared__` variable inside
+// a function template is not supported. `extern __shared__ T name[];` has to be rewritten as
+// CUDA_ON_CPU_DYNAMIC(T, name); cpu_run.py does so.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(CUDA_ON_CPU_THREADS)
+#include <barrier>
+#include <thread>
+#elif !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+// ---- vocabulary ----------------------------------------------------------------------------------------------------------
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static const
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+// A section per kernel, so that its shared memory can be filled with NaN before each block.
+#ifndef CUDA_ON_CPU_SECTION
+#define CUDA_ON_CPU_SECTION "cuda_shared_0"
+#endif
+#ifndef __shared__
+#define __shared__ static __attribute__((section(CUDA_ON_CPU_SECTION)))
+#endif
+#define CUDA_ON_CPU_DYNAMIC(type, name) type *const name = static_cast<type *>(cuda_on_cpu::dynamic_shared)
+
+struct alignas(8) float2 { float x, y; };
+struct float3 { float x, y, z; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct uint3 { unsigned x, y, z; };
+struct dim3 { unsigned x = 1, y = 1, z = 1; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+template <class T> inline T min(T a, T b) { return b < a ? b : a; }
+template <class T> inline T max(T a, T b) { return a < b ? b : a; }
+template <class T> inline T __ldg(const T *p) { return *p; }
+template <class T> inline T __ldcg(const T *p) { return *p; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+template <class T> inline T atomicAdd(T *p, T value)
+{
+    T old = *p;
+    while (!__atomic_compare_exchange(p, &old, &(const T &)T(old + value), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    return old;
+}
+inline unsigned atomicAdd(unsigned *p, unsigned value) { return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST); }
+inline unsigned atomicExch(unsigned *p, unsigned value) { return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST); }
+inline unsigned atomicInc(unsigned *p, unsigned limit)
+{
+    unsigned old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+    while (!__atomic_compare_exchange_n(p, &old, old >= limit ? 0 : old + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    return old;
+}
+
+namespace cuda_on_cpu {
+
+// ---- one CUDA thread -------------------------------------------------------------------------------------------------------
+struct Copy { void *to; unsigned char data[16]; size_t size; };
+
+struct Thread {
+    uint3 index{};
+    std::vector<std::vector<Copy>> groups{1};  // asynchronous copies: committed groups, then the open one
+    int barrier_line = 0;                      // where it waits; 0: it runs or has left the kernel
+    bool finished = false;
+    void *stack = nullptr, *stack_pointer = nullptr, *fake_stack = nullptr;
+};
+
+inline dim3 grid, block;
+inline uint3 block_index;
+inline void *dynamic_shared = nullptr;
+#if defined(CUDA_ON_CPU_THREADS)
+inline thread_local Thread *current = nullptr;
+#else
+inline Thread *current = nullptr;
+#endif
+
+[[noreturn]] inline void fail(const char *what, int line)
+{
+    fprintf(stderr, "cuda_on_cpu: %s, line %d, block (%u, %u, %u), thread %u\n", what, line, block_index.x, block_index.y,
+            block_index.z, current ? current->index.x : 0);
+    fflush(stderr);
+    _Exit(3);
+}
+
+// One launch: a kernel bound to its arguments.
+struct Kernel {
+    void (*call)(void *const *pointers, const int *scalars);
+    unsigned char *shared_begin, *shared_end;
+};
+struct Launch { const Kernel *kernel; void *const *pointers; const int *scalars; size_t dynamic_bytes; uint64_t seed; };
+
+// The red zones between shared variables are written too, which is harmless: what is forbidden stands in the shadow memory.
+__attribute__((no_sanitize("address", "undefined"), noinline)) inline void fill_with_nan(unsigned char *begin, unsigned char *end)
+{
+    for (volatile unsigned char *p = begin; p < end; ++p) *p = 0xFF;
+}
+
+inline void start_block(const Launch &launch, unsigned number)
+{
+    block_index = {number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y};
+    fill_with_nan(launch.kernel->shared_begin, launch.kernel->shared_end);
+    if (launch.dynamic_bytes) memset(dynamic_shared, 0xFF, launch.dynamic_bytes);
+}
+
+inline uint64_t next_random(uint64_t &state)  // splitmix64
+{
+    uint64_t z = state += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+inline std::vector<unsigned> shuffled(unsigned n, uint64_t &random)
+{
+    std::vector<unsigned> order(n);
+    for (unsigned i = 0; i < n; ++i) {
+        const unsigned j = next_random(random) % (i + 1);
+        order[i] = order[j];
+        order[j] = i;
+    }
+    return order;
+}
+
+inline uint3 index_in_block(unsigned t) { return {t % block.x, t / block.x % block.y, t / block.x / block.y}; }
+
+#if defined(CUDA_ON_CPU_THREADS)
+// ---- OS threads ------------------------------------------------------------------------------------------------------------
+inline std::barrier<> *block_barrier = nullptr;
+
+inline void wait_at_barrier(int) { block_barrier->arrive_and_wait(); }
+
+inline void run_grid(const Launch &launch)
+{
+    const unsigned threads = block.x * block.y * block.z, blocks = grid.x * grid.y * grid.z;
+    uint64_t random = launch.seed;
+    const std::vector<unsigned> order = shuffled(blocks, random);
+    std::barrier<> barrier(threads);
+    block_barrier = &barrier;
+    auto body = [&](unsigned t) {
+        for (unsigned b : order) {
+            Thread thread;
+            thread.index = index_in_block(t);
+            current = &thread;
+            if (t == 0) start_block(launch, b);
+            barrier.arrive_and_wait();
+            launch.kernel->call(launch.pointers, launch.scalars);
+            barrier.arrive_and_wait();
+        }
+    };
+    std::vector<std::thread> workers;
+    for (unsigned t = 0; t < threads; ++t) workers.emplace_back(body, t);
+    for (std::thread &worker : workers) worker.join();
+}
+
+#else
+// ---- fibres ----------------------------------------------------------------------------------------------------------------
+inline constexpr size_t stack_bytes = 128 * 1024;
+inline const Launch *running = nullptr;
+inline void *scheduler_pointer = nullptr, *scheduler_fake_stack = nullptr;
+inline const void *scheduler_stack = nullptr;
+inline size_t scheduler_stack_bytes = 0;
+
+void fibre_body();
+
+#if defined(__x86_64__)
+extern "C" void cuda_on_cpu_switch(void **save, void *load);
+asm(R"(
+.pushsection .text
+.globl cuda_on_cpu_switch
+.type cuda_on_cpu_switch, @function
+cuda_on_cpu_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.popsection
+)");
+inline void switch_stack(void **save, void *load) { cuda_on_cpu_switch(save, load); }
+inline void *new_stack_pointer(void *stack)
+{
+    void **top = reinterpret_cast<void **>(static_cast<char *>(stack) + stack_bytes) - 8;
+    for (int i = 0; i < 8; ++i) top[i] = nullptr;
+    top[6] = reinterpret_cast<void *>(&fibre_body);  // six saved registers below the return address
+    return top;
+}
+#else
+inline void switch_stack(void **save, void *load)
+{
+    if (!*save) *save = new ucontext_t;
+    swapcontext(static_cast<ucontext_t *>(*save), static_cast<ucontext_t *>(load));
+}
+inline void *new_stack_pointer(void *stack)
+{
+    ucontext_t *context = new ucontext_t;  // never freed: a test process is short
+    getcontext(context);
+    context->uc_stack.ss_sp = stack;
+    context->uc_stack.ss_size = stack_bytes;
+    makecontext(context, fibre_body, 0);
+    return context;
+}
+#endif
+
+// The sanitizer has to know which stack is in use; gone: this fibre never comes back.
+inline void enter_fibre(Thread &thread)
+{
+    current = &thread;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&scheduler_fake_stack, thread.stack, stack_bytes);
+#endif
+    switch_stack(&scheduler_pointer, thread.stack_pointer);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
+#endif
+}
+
+inline void leave_fibre(bool gone)
+{
+    Thread &thread = *current;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(gone ? nullptr : &thread.fake_stack, scheduler_stack, scheduler_stack_bytes);
+#endif
+    switch_stack(&thread.stack_pointer, scheduler_pointer);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(thread.fake_stack, nullptr, nullptr);
+#endif
+    (void)gone;
+}
+
+inline void fibre_body()
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+#endif
+    running->kernel->call(running->pointers, running->scalars);
+    current->finished = true;
+    leave_fibre(true);
+}
+
+inline void wait_at_barrier(int line)
+{
+    current->barrier_line = line;
+    leave_fibre(false);
+    current->barrier_line = 0;
+}
+
+// Every thread of the block has run to a barrier or to the end: it has to be the same one.
+inline void check_convergence(std::vector<Thread> &threads)
+{
+    for (Thread &thread : threads) {
+        if (thread.finished == threads[0].finished && thread.barrier_line == threads[0].barrier_line) continue;
+        current = &thread;
+        if (thread.finished || threads[0].finished)
+            fail("barrier divergence: some threads have left the kernel, others wait at a barrier",
+                 thread.finished ? threads[0].barrier_line : thread.barrier_line);
+        fail("barrier divergence: the threads of a block wait at different barriers", thread.barrier_line);
+    }
+}
+
+inline void run_block(std::vector<Thread> &threads, uint64_t &random)
+{
+    while (!threads[0].finished) {
+        for (unsigned t : shuffled(threads.size(), random)) enter_fibre(threads[t]);
+        check_convergence(threads);
+    }
+}
+
+inline void run_grid(const Launch &launch)
+{
+    static std::vector<void *> stacks;
+    const unsigned count = block.x * block.y * block.z, blocks = grid.x * grid.y * grid.z;
+    while (stacks.size() < count) stacks.push_back(aligned_alloc(4096, stack_bytes));
+    running = &launch;
+    uint64_t random = launch.seed;
+    for (unsigned b : shuffled(blocks, random)) {
+        start_block(launch, b);
+        std::vector<Thread> threads(count);
+        for (unsigned t = 0; t < count; ++t) {
+            threads[t].index = index_in_block(t);
+            threads[t].stack = stacks[t];
+            threads[t].stack_pointer = new_stack_pointer(stacks[t]);
+        }
+        run_block(threads, random);
+    }
+}
+#endif
+
+// A buffer of exactly this many bytes, aligned as the CUDA driver aligns: one byte past the end is an error.
+inline void *allocate(size_t bytes)
+{
+    void *memory = nullptr;
+    if (posix_memalign(&memory, 256, bytes ? bytes : 1)) fail("out of memory", 0);
+    return memory;
+}
+
+}  // namespace cuda_on_cpu
+
+#define threadIdx (cuda_on_cpu::current->index)
+#define blockIdx (cuda_on_cpu::block_index)
+#define blockDim (cuda_on_cpu::block)
+#define gridDim (cuda_on_cpu::grid)
+inline constexpr int warpSize = 32;
+
+inline void __syncthreads(int line = __builtin_LINE()) { cuda_on_cpu::wait_at_barrier(line); }
+
+// ---- cuda_pipeline_primitives.h ----------------------------------------------------------------------------------------------
+// The source is read when the copy is issued, so that the report of an overrun names that line; the data arrive at the wait.
+inline void __pipeline_memcpy_async(void *to, const void *from, size_t size, size_t zfill = 0, int line = __builtin_LINE())
+{
+    using namespace cuda_on_cpu;
+    if (size != 4 && size != 8 && size != 16) fail("an asynchronous copy moves 4, 8 or 16 bytes", line);
+    if (zfill > size) fail("an asynchronous copy fills more than it moves", line);
+    if (reinterpret_cast<uintptr_t>(to) % size) fail("misaligned target of an asynchronous copy", line);
+    if (reinterpret_cast<uintptr_t>(from) % size) fail("misaligned source of an asynchronous copy", line);
+    Copy copy{to, {}, size};
+    if (zfill < size) memcpy(copy.data, from, size - zfill);
+    memset(to, 0xFF, size);
+    current->groups.back().push_back(copy);
+}
+
+inline void __pipeline_commit() { cuda_on_cpu::current->groups.emplace_back(); }
+
+inline void __pipeline_wait_prior(size_t newest)
+{
+    auto &groups = cuda_on_cpu::current->groups;
+    while (groups.size() - 1 > newest) {
+        for (const cuda_on_cpu::Copy &copy : groups.front()) memcpy(copy.to, copy.data, copy.size);
+        groups.erase(groups.begin());
+    }
+}
