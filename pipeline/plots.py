@@ -22,9 +22,10 @@ def draw_regret(regret: Mapping[str, np.ndarray], path: Path, title: str) -> Non
     """
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for i, (method, values) in enumerate(regret.items()):
-        style = {"linewidth": 2.5, "zorder": 3} if method == "policy" else {"linewidth": 1.2}
+        width, order = (2.5, 3) if method == "policy" else (1.2, 2)
         mean = np.maximum(values.mean(axis=1), FLOOR)
-        axes.plot(np.arange(len(mean)), mean, label=method, linestyle=("-", "--", "-.")[i % 3], **style)
+        dashes = ("-", "--", "-.")[i % 3]
+        axes.plot(np.arange(len(mean)), mean, label=method, linestyle=dashes, linewidth=width, zorder=order)
     axes.set(xlabel="measurements", ylabel="mean distance from the best known time", yscale="log", title=title)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3, which="both")

@@ -53,7 +53,7 @@ class Line:
 
 
 def workloads_table(lines: Sequence[Line]) -> str:
-    """Workloads down: microseconds of naive, expert, best known, the policy's choices, the vendor's kernel; TFLOP/s of the best."""
+    """Workloads down: microseconds of naive, expert, best known, the policy and the vendor; TFLOP/s of the best known."""
     ks = sorted({k for line in lines for k in line.policy_us})
     rows = [
         [

@@ -74,6 +74,6 @@ def _nearest_legal(task: Task, config: dict[str, int]) -> dict[str, int]:
 
 
 def _legal_of(task: Task, configs: list[dict[str, int]]) -> list[dict[str, int]]:
-    fixed = space.canonical(task.template, columns_of(configs, task.template.names))
+    fixed = space.canonical(task.template, columns_of([*configs], task.template.names))
     keep = space.legal(task.template, fixed, task.workload, task.limits)
     return configs_of({name: column[keep] for name, column in fixed.items()})

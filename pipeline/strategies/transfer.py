@@ -61,7 +61,7 @@ def rank_on_average(task: Task, known: KnownGood, log_time: LogTime) -> list[dic
     The mean is over the workloads where a config is legal; those legal on fewer than half of them come last.
     """
     candidates = distinct([config for k in known for config in k.configs[:CANDIDATES_PER_WORKLOAD]])
-    columns = columns_of(candidates, task.template.names)
+    columns = columns_of([*candidates], task.template.names)
     total, legal_count = np.zeros(len(candidates)), np.zeros(len(candidates))
     for k in known:
         legal = space.legal(task.template, columns, k.workload, task.limits)
