@@ -1,0 +1,203 @@
+"""Building: nvcc's faults become values, the cache survives damage, duplicates are compiled once."""
+
+import errno
+import json
+import logging
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from datasets.measurement import Resources
+from pipeline.measure import cache as cache_module
+from pipeline.measure.build import BuildPool, Cubin
+from pipeline.measure.nvcc import BuildFailure, find_nvcc, parse_ptxas
+from pipeline.measure.settings import BuildSettings
+from templates.errors import InputError
+
+KERNEL = """extern "C" __global__ void twice(float *x) { x[threadIdx.x] *= 2.0f; }\n"""
+PTXAS = """ptxas info    : Used 12 registers, used 1 barriers, 2048 bytes smem, 376 bytes cmem[0]"""
+
+
+def fake_nvcc(folder: Path, body: str, name: str = "nvcc") -> str:
+    """A shell script that answers --version and does `body` otherwise; $OUT is where the cubin belongs."""
+    script = folder / name
+    script.write_text(
+        "#!/bin/bash\n"
+        'if [ "$1" = --version ]; then echo "Cuda compilation tools, release 13.0, V13.0.88"; exit 0; fi\n'
+        f"echo call >> {folder}/calls\n"
+        'while [ $# -gt 1 ]; do if [ "$1" = -o ]; then OUT=$2; fi; shift; done\n' + body + "\n"
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
+
+
+GOOD = (
+    "sleep 0.1\nprintf '\\x7fELFcubin' > $OUT\n"
+    "echo \"ptxas info    : Compiling entry function 'twice' for 'sm_90'\"\n"
+    "echo '    8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads'\n"
+    f"echo '{PTXAS}'\n"
+)
+
+
+def pool(folder: Path, body: str, **settings: object) -> BuildPool:
+    values = {"nvcc": fake_nvcc(folder, body), "cache_dir": str(folder / "cache"), **settings}
+    return BuildPool(BuildSettings(**values), "sm_90")  # type: ignore[arg-type]
+
+
+def calls(folder: Path) -> int:
+    log = folder / "calls"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_a_build_keeps_resources_and_hits_the_cache_the_second_time(tmp_path: Path) -> None:
+    first, second = pool(tmp_path, GOOD), pool(tmp_path, GOOD)
+    made = first.submit(KERNEL).result()
+    again = second.submit(KERNEL).result()
+    assert isinstance(made, Cubin) and isinstance(again, Cubin)
+    assert made.resources("twice") == Resources(registers=12, spill_bytes=16, static_smem_bytes=2048)
+    assert (made.cache_hit, again.cache_hit) == (False, True)
+    assert again.code == made.code and again.compile_s == made.compile_s > 0.1
+    assert calls(tmp_path) == 1
+    assert second.stats()["hit_rate"] == 1.0
+
+
+def test_the_key_holds_source_flags_and_architecture(tmp_path: Path) -> None:
+    pool(tmp_path, GOOD).submit(KERNEL).result()
+    pool(tmp_path, GOOD, flags=["-O1"]).submit(KERNEL).result()
+    pool(tmp_path, GOOD).submit(KERNEL + "// other").result()
+    BuildPool(BuildSettings(nvcc=str(tmp_path / "nvcc"), cache_dir=str(tmp_path / "cache")), "sm_80").submit(KERNEL).result()
+    assert calls(tmp_path) == 4
+
+
+def test_duplicates_in_flight_share_one_compile(tmp_path: Path) -> None:
+    builds = pool(tmp_path, GOOD)
+    futures = [builds.submit(KERNEL) for _ in range(5)]
+    assert builds.stats()["queue_depth"] == 1
+    assert len({id(future.result()) for future in futures}) == 1
+    assert calls(tmp_path) == 1
+
+
+def test_a_compile_error_is_one_line_and_is_not_compiled_again(tmp_path: Path) -> None:
+    builds = pool(tmp_path, "echo 'warning: x'; echo 'kernel.cu(3): error: expected a \";\"' >&2; exit 2")
+    result = builds.submit(KERNEL).result()
+    assert result == builds.submit(KERNEL).result()
+    assert isinstance(result, BuildFailure) and result.status == "compile_error"
+    assert result.message == 'kernel.cu(3): error: expected a ";"'
+    assert calls(tmp_path) == 1
+
+
+@pytest.mark.parametrize("body", ["kill -SEGV $$", "kill -KILL $$", "echo 'cicc died due to signal 11' >&2; exit 139", "exit 0"])
+def test_a_dying_nvcc_is_a_crash_row_and_is_tried_again(tmp_path: Path, body: str) -> None:
+    builds = pool(tmp_path, body)
+    result = builds.submit(KERNEL).result()
+    assert isinstance(result, BuildFailure) and result.status == "crash" and "\n" not in result.message
+    builds.submit(KERNEL).result()
+    assert calls(tmp_path) == 2
+
+
+def test_garbage_for_a_cubin_is_not_accepted(tmp_path: Path) -> None:
+    result = pool(tmp_path, "echo garbage > $OUT").submit(KERNEL).result()
+    assert isinstance(result, BuildFailure) and "no cubin" in result.message
+
+
+def test_a_hanging_compile_is_killed_with_its_children_and_set_aside(tmp_path: Path) -> None:
+    now = [0.0]
+    settings = BuildSettings(
+        nvcc=fake_nvcc(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; wait"), cache_dir=str(tmp_path / "cache"),
+        limit_s=0.5, slow_compile_s=0.4, set_aside_s=100.0,
+    )  # fmt: skip
+    builds = BuildPool(settings, "sm_90", clock=lambda: now[0])
+    started = time.monotonic()
+    result = builds.submit(KERNEL).result()
+    assert isinstance(result, BuildFailure) and result.status == "compile_timeout"
+    assert time.monotonic() - started < 5
+    child = int((tmp_path / "child").read_text())
+    assert not os.path.exists(f"/proc/{child}") or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+    assert builds.set_aside_s(KERNEL) == 100.0
+    builds.submit(KERNEL).result()
+    assert calls(tmp_path) == 1, "set aside: not compiled again"
+    now[0] = 101.0
+    assert builds.set_aside_s(KERNEL) == 0.0
+    builds.submit(KERNEL).result()
+    assert calls(tmp_path) == 2, "expired: tried again"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no json", "bad json", "json of another kind"])
+def test_a_damaged_entry_is_built_anew(tmp_path: Path, damage: str) -> None:
+    pool(tmp_path, GOOD).submit(KERNEL).result()
+    (cubin,) = (tmp_path / "cache").glob("*/*.cubin")
+    facts = cubin.with_suffix(".json")
+    code = cubin.read_bytes()
+    {
+        "truncated": lambda: cubin.write_bytes(code[:5]),
+        "flipped": lambda: cubin.write_bytes(code[:-1] + b"!"),
+        "no json": lambda: facts.unlink(),
+        "bad json": lambda: facts.write_text("{"),
+        "json of another kind": lambda: facts.write_text("[1]"),
+    }[damage]()
+    result = pool(tmp_path, GOOD).submit(KERNEL).result()
+    assert isinstance(result, Cubin) and not result.cache_hit and result.code == code
+    assert cubin.read_bytes() == code, "repaired"
+
+
+def test_entries_of_another_layout_are_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sources = [KERNEL, KERNEL + "//"]
+    for source in sources:
+        pool(tmp_path, GOOD).submit(source).result()
+    for facts in (tmp_path / "cache").glob("*/*.json"):
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), "layout": 99}))
+    with caplog.at_level(logging.WARNING):
+        builds = pool(tmp_path, GOOD)
+        results = [builds.submit(source).result() for source in sources]
+    assert all(isinstance(result, Cubin) and not result.cache_hit for result in results)
+    assert len([record for record in caplog.records if "layout 99" in record.message]) == 1
+
+
+def test_a_full_disk_costs_the_cache_not_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache_module, "_replace", full)
+    builds = pool(tmp_path, GOOD)
+    results = [builds.submit(source).result() for source in (KERNEL, KERNEL + "//")]
+    assert all(isinstance(result, Cubin) for result in results)
+    assert len([record for record in caplog.records if "No space left" in record.message]) == 1
+
+
+def test_no_compiler_and_no_gcc_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.measure import nvcc
+
+    monkeypatch.setattr(nvcc, "_places", lambda: [])
+    with pytest.raises(InputError, match="no nvcc found"):
+        find_nvcc(BuildSettings())
+    with pytest.raises(InputError, match="does not run"):
+        find_nvcc(BuildSettings(nvcc=str(tmp_path / "absent")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="no gcc found"):
+        find_nvcc(BuildSettings())
+
+
+def test_ptxas_lines_belong_to_their_entry() -> None:
+    text = (
+        "ptxas info    : Compiling entry function 'a' for 'sm_90'\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 8 registers, 352 bytes cmem[0]\n"
+        "ptxas info    : Compiling entry function 'b' for 'sm_90'\n    4 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n"
+        f"{PTXAS}\n"
+    )
+    assert parse_ptxas(text) == {"a": Resources(8, 0, 0), "b": Resources(12, 4, 2048)}
+
+
+def test_the_real_compiler_builds_and_its_resources_are_read(tmp_path: Path) -> None:
+    try:
+        find_nvcc(BuildSettings())
+    except InputError as error:
+        pytest.skip(str(error))
+    result = BuildPool(BuildSettings(cache_dir=str(tmp_path)), "sm_90").submit(KERNEL).result()
+    assert isinstance(result, Cubin) and result.code[:4] == b"\x7fELF"
+    resources = result.resources("twice")
+    assert resources is not None and resources.registers > 0
