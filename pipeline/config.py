@@ -14,6 +14,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cost_model.model import CostModelSettings
+from datasets import split
+from pipeline.collection import CollectSettings
+from pipeline.evaluation import EvaluateSettings
+from pipeline.measure.settings import FarmSettings
+from pipeline.worlds import GpuSettings
 from templates.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,14 +28,39 @@ GROUPS = ("op", "gpu", "farm", "experiment")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything a run can be told. Each part is described where it is used."""
+class OpSettings:
+    """An operator and its workloads by split, as conf/op lists them."""
 
+    name: str = ""
+    train: list[str] = field(default_factory=list)
+    validation: list[str] = field(default_factory=list)
+    test: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        lists = split.workloads(self.name)
+        for name in split.SPLITS:
+            if list(getattr(self, name)) != [str(workload) for workload in lists[name]]:
+                raise InputError(f"op.{name} is fixed by conf/op/{self.name}.yaml: edit that file, or use collect.workloads")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run can be told. Each part is described where it is used.
+
+    data_dir: where measurements go; recorded_dir: the ones shipped; outputs_dir: the runs. Relative to the repository.
+    """
+
+    op: OpSettings
     seed: int = 0
     resume: bool = True
     outputs_dir: str = "outputs"
     data_dir: str = "outputs/data"
     recorded_dir: str = "datasets/recorded"
+    gpu: GpuSettings = field(default_factory=GpuSettings)
+    farm: FarmSettings = field(default_factory=FarmSettings)
+    collect: CollectSettings = field(default_factory=CollectSettings)
+    cost_model: CostModelSettings = field(default_factory=CostModelSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
 
 
 def path(text: str) -> Path:

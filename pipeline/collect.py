@@ -1,0 +1,143 @@
+"""Measure random and guided configs into Parquet: `make collect`, or `python -m pipeline.collect collect.random=500`.
+
+Rows go to `data_dir`; what is measured already is skipped. With no GPU the recorded timings are checked and shown instead.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from datasets import schema, split, store
+from datasets.device import Device
+from datasets.measurement import STATUSES
+from pipeline import config, worlds
+from pipeline.collection import CollectSettings, Collector, Tally
+from pipeline.measure.measurer import Measurer
+from pipeline.runs import Run, progress, stage
+from pipeline.search import Archive
+from pipeline.tables import table
+from templates import space
+from templates.errors import InputError
+from templates.template import Template, load_template
+from templates.workload import Workload
+
+
+@stage("collect")
+def main(settings: config.Settings, run: Run) -> None:
+    """Collect on the GPUs, or check the recording."""
+    template = load_template(settings.op.name)
+    workloads = chosen(template, settings.collect)
+    recorded, data = config.path(settings.recorded_dir), config.path(settings.data_dir)
+    if worlds.replays(settings.gpu):
+        device = worlds.recorded_device(recorded, settings.gpu)
+        frame = worlds.recorded_rows(recorded, device, template.op)
+        run.log.info("no GPU is used: checks the %d recorded timings of %s instead of measuring", len(frame), device.name)
+        check(frame, template, device)
+        tally, stats = None, {}
+    else:
+        measurer = worlds.open_farm(settings.gpu, settings.farm, run.folder)
+        try:
+            device = measurer.device
+            tally = collect(measurer, template, workloads, settings, [recorded, data], data)
+            stats = statistics(measurer)
+        finally:
+            measurer.close()
+        frame = rows(template, device, [recorded, data])
+    print(workloads_table(frame, template, workloads))
+    lines = summary(frame, tally, stats)
+    print("\n".join(f"{name}: {value}" for name, value in lines.items()))
+    run.write_summary({"gpu": device.name, "source": "replay" if tally is None else "gpu", **lines, "farm": stats})
+    print(f"results: {run.folder}")
+
+
+def chosen(template: Template, settings: CollectSettings) -> list[Workload]:
+    """The workloads to collect on; InputError for an unknown split, operator or shape."""
+    if settings.workloads:
+        return [template.check_workload(Workload.parse(text)) for text in settings.workloads]
+    lists = split.workloads(template.op)
+    for name in settings.splits:
+        if name not in lists:
+            raise InputError(f"collect.splits: {name!r} is unknown; use {', '.join(lists)}")
+    return [workload for name in settings.splits for workload in lists[name]]
+
+
+def rows(template: Template, device: Device, roots: Sequence[Path]) -> pd.DataFrame:
+    """What is measured already of this template's present version on this GPU."""
+    found = [root for root in roots if root.is_dir() and store.files(root, template.op, device.key)]
+    frame = store.load(found, op=template.op, gpu=device.key) if found else schema.frame_of([])
+    return frame[frame["template_version"] == template.version]
+
+
+def collect(
+    measurer: Measurer, template: Template, workloads: Sequence[Workload], settings: config.Settings,
+    roots: Sequence[Path], data: Path,
+) -> Tally:  # fmt: skip
+    """Measure what the settings ask for and the roots lack, into `data`."""
+    archive = Archive(template, measurer.device)
+    archive.add_frame(rows(template, measurer.device, roots))
+    collector = Collector(measurer, archive, settings.collect, settings.seed, lambda batch: store.append(data, batch))
+    with progress(collector.wanted(workloads), "measuring") as bar:
+        return collector.run(workloads, bar)
+
+
+def check(frame: pd.DataFrame, template: Template, device: Device) -> None:
+    """InputError for a recorded row that cannot be: an unknown status, or a time for an illegal config."""
+    if unknown := set(frame["status"]) - set(STATUSES):
+        raise InputError(f"recorded rows with the unknown status {sorted(unknown)[0]!r}: collect again")
+    for text, group in frame[frame["status"] == "ok"].groupby("workload"):
+        columns = {name: group[f"knob_{name}"].to_numpy(dtype=np.int64) for name in template.names}
+        illegal = ~space.legal(template, columns, Workload.parse(str(text)), device.limits)
+        if illegal.any():
+            raise InputError(f"{text}: {illegal.sum()} recorded times belong to illegal configs, e.g. {group['config'][illegal].iloc[0]}")
+
+
+def statistics(measurer: Measurer) -> dict[str, Any]:
+    """What the farm says of itself, where it does."""
+    stats = getattr(measurer, "stats", None)
+    return dict(stats()) if callable(stats) else {}
+
+
+def workloads_table(frame: pd.DataFrame, template: Template, workloads: Sequence[Workload]) -> str:
+    """A line per workload: rows, failures, times in microseconds, and the best one's rate."""
+    lines = []
+    for workload in workloads:
+        group = frame[frame["workload"] == str(workload)]
+        ok = group[group["status"] == "ok"]
+        best = ok["time_us"].min() if len(ok) else None
+        naive, expert = (ok.loc[ok["config"].isin(_config(template, kind, workload)), "time_us"] for kind in ("naive", "expert"))
+        speedups = [f"{times.min() / best:.2f}" if len(times) else "-" for times in (naive, expert)]
+        rate = "-" if best is None else f"{template.flops(workload) / best * 1e-6:.1f}"
+        found = "-" if best is None else f"{best:.1f}"
+        counts = [str(len(group)), str((group["origin"] == "random").sum()), str((group["origin"] == "guided").sum()), str(len(ok))]
+        lines.append([str(workload), *counts, found, *speedups, rate])
+    return table(["workload", "rows", "random", "guided", "ok", "best us", "naive/best", "expert/best", "TFLOP/s"], lines)
+
+
+def _config(template: Template, kind: str, workload: Workload) -> list[str]:
+    from templates.knob import config_text
+
+    config = template.naive if kind == "naive" else template.expert(workload)
+    return [config_text(space.canonical_config(template, config))]
+
+
+def summary(frame: pd.DataFrame, tally: Tally | None, stats: dict[str, Any]) -> dict[str, Any]:
+    """What the run came to, as it is printed and written."""
+    lines: dict[str, Any] = {"rows": len(frame), "statuses": frame["status"].value_counts().to_dict()}
+    if tally is not None:
+        lines |= {
+            "measured now": tally.measured,
+            "measured now, by status": tally.statuses,
+            "seconds": round(tally.seconds, 1),
+            "configs per second": round(tally.measured / max(tally.seconds, 1e-9), 2),
+            "cache hit rate": tally.hit_rate(),
+            "cache hit rate, last quarter": tally.hit_rate(0.25),
+            "stopped by budget_s": tally.stopped_early,
+        }
+    return lines | {name: value for name, value in stats.items() if "busy" in name}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Collecting: naive and expert first, then random configs of all workloads as one stream, then guided ones in rounds.
+
+The measurer builds ahead within a stream, so streams are as long as they can be, and the next guided batch is worked out in a
+thread while the present one is measured. Everything is appended per batch: a killed run loses a few rows and repeats none.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+
+import numpy as np
+
+from datasets.measurement import Candidate, Measurement
+from pipeline.measure.measurer import Measurer
+from pipeline.progress import Progress
+from pipeline.search import Archive, GuidedSearch, GuidedSettings
+from pipeline.strategy import Task
+from templates import space
+from templates.template import Template
+from templates.workload import Workload
+
+log = logging.getLogger("collect")
+
+FLUSH_ROWS, FLUSH_S = 200, 10.0
+RUN_UP = 400
+"""Random candidates left when the first guided batch is worked out: enough to measure meanwhile."""
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """What to collect. Counts are per workload and include what is measured already.
+
+    splits: of conf/op; workloads: these instead, as `matmul/f32/M=1,N=64,K=64`. batch: guided configs per workload and
+    round. budget_s: start nothing new after so many seconds (0: no bound).
+    """
+
+    splits: list[str] = field(default_factory=lambda: ["train", "validation", "test"])
+    workloads: list[str] = field(default_factory=list)
+    random: int = 200
+    guided: int = 64
+    batch: int = 32
+    budget_s: float = 900.0
+    guide: GuidedSettings = field(default_factory=GuidedSettings)
+
+
+@dataclass
+class Tally:
+    """What a collection came to: rows by status and workload, the seconds it took, compile cache hits in order."""
+
+    statuses: dict[str, int] = field(default_factory=dict)
+    rows: dict[Workload, int] = field(default_factory=dict)
+    hits: list[bool] = field(default_factory=list)
+    seconds: float = 0.0
+    stopped_early: bool = False
+
+    def add(self, m: Measurement) -> None:
+        """Count one measurement."""
+        self.statuses[m.status] = self.statuses.get(m.status, 0) + 1
+        self.rows[m.workload] = self.rows.get(m.workload, 0) + 1
+        if m.cache_hit is not None:
+            self.hits.append(m.cache_hit)
+
+    @property
+    def measured(self) -> int:
+        """Rows measured by this run."""
+        return sum(self.statuses.values())
+
+    def hit_rate(self, part: float = 1.0) -> float | None:
+        """Share of builds served by the cache, over the last `part` of them."""
+        tail = self.hits[len(self.hits) - max(1, round(part * len(self.hits))) :]
+        return sum(tail) / len(tail) if tail else None
+
+
+class Collector:
+    """Measures what the settings ask for and the archive lacks. `save` gets every batch as soon as it is full."""
+
+    def __init__(self, measurer: Measurer, archive: Archive, settings: CollectSettings, seed: int,
+                 save: Callable[[list[Measurement]], None]) -> None:  # fmt: skip
+        self.measurer, self.archive, self.settings, self.seed, self.save = measurer, archive, settings, seed, save
+        self.template: Template = archive.template
+        self.search = GuidedSearch(archive, settings.guide)
+        self.tally = Tally()
+        self.leaving = False
+        self.unsaved: list[Measurement] = []
+        self.started = self.saved_at = time.monotonic()
+
+    def run(self, workloads: Sequence[Workload], progress: Progress) -> Tally:
+        """Collect; ends when the counts or the time bound are reached. What is measured is saved, however it ends."""
+        self.started = self.saved_at = time.monotonic()
+        try:
+            self._stream(self.anchors(workloads), progress)
+            self._random_and_guided(workloads, progress)
+        finally:
+            self._save()
+            self.tally.seconds = time.monotonic() - self.started
+        return self.tally
+
+    def wanted(self, workloads: Sequence[Workload]) -> int:
+        """How many measurements are left to make, at most."""
+        random = sum(self._missing(w, "random") for w in workloads)
+        return len(self.anchors(workloads)) + random + sum(self._missing(w, "guided") for w in workloads)
+
+    def anchors(self, workloads: Sequence[Workload]) -> list[Candidate]:
+        """The naive and expert configs that are not measured yet, fastest kind first."""
+        experts = [Candidate(w, self._canonical(self.template.expert(w)), "expert") for w in workloads]
+        naives = [Candidate(w, self._canonical(self.template.naive), "naive") for w in workloads]
+        return [c for c in chain(experts, naives) if not self.archive.knows(c.workload, c.config)]
+
+    def random(self, workload: Workload) -> list[Candidate]:
+        """The random configs still missing: a draw of its own for every workload, the same whenever it is repeated."""
+        missing = self._missing(workload, "random")
+        if not missing:
+            return []
+        rng = np.random.default_rng([self.seed, *str(workload).encode()])
+        have = self.archive.count(workload)
+        drawn = space.sample(self.template, workload, self.measurer.device.limits, missing + have, rng)
+        fresh = [c for c in drawn if not self.archive.knows(workload, c)]
+        return [Candidate(workload, c, "random") for c in fresh[:missing]]
+
+    def _canonical(self, config: object) -> dict[str, int]:
+        return space.canonical_config(self.template, dict(config))  # type: ignore[call-overload]
+
+    def _missing(self, workload: Workload, origin: str) -> int:
+        target = self.settings.random if origin == "random" else self.settings.guided - self.archive.claimed(workload)
+        return max(0, target - self.archive.count(workload, origin))
+
+    def _random_and_guided(self, workloads: Sequence[Workload], progress: Progress) -> None:
+        stream = list(interleaved([self.random(w) for w in workloads]))
+        start = len(stream) - min(RUN_UP, len(stream) // 4)
+        head, tail = stream[:start], stream[start:]
+        groups = [g for g in (list(workloads[::2]), list(workloads[1::2])) if g]
+        self._stream(head, progress)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="guide") as helper, self._released():
+            ahead: Future[list[Candidate]] = helper.submit(self.guided, groups[0], 0)
+            self._stream(tail, progress)
+            idle = turn = 0  # a group that has all it should proposes nothing; done when every group is idle
+            while idle < len(groups) and not self._over():
+                batch = ahead.result()
+                turn += 1
+                ahead = helper.submit(self.guided, groups[turn % len(groups)], turn)
+                idle = 0 if batch else idle + 1
+                self._stream(batch, progress)
+
+    def guided(self, workloads: Sequence[Workload], turn: int) -> list[Candidate]:
+        """The next guided batch of some workloads, interleaved; empty when they have all they should."""
+        batches: list[list[Candidate]] = []
+        for workload in workloads:
+            n = min(self.settings.batch, self._missing(workload, "guided"))
+            if n and not self._over() and not self.leaving:
+                rng = np.random.default_rng([self.seed, turn, *str(workload).encode()])
+                known = self.measurer.known(workload)
+                task = Task(self.template, workload, self.measurer.device, None if known is None else tuple(known))
+                configs = self.search.propose(task, (), n, rng)
+                self.archive.claim(workload, configs)
+                batches.append([Candidate(workload, config, "guided") for config in configs])
+        return list(interleaved(batches))
+
+    @contextmanager
+    def _released(self) -> Iterator[None]:
+        """Whatever ends the block, the guiding thread stops at the next workload instead of finishing its batch."""
+        try:
+            yield
+        finally:
+            self.leaving = True
+
+    def _over(self) -> bool:
+        bound = self.settings.budget_s
+        if bound and time.monotonic() - self.started >= bound:
+            if not self.tally.stopped_early:
+                log.info("the %.0f s of collect.budget_s are over; the same command goes on from here", bound)
+            self.tally.stopped_early = True
+        return self.tally.stopped_early
+
+    def _stream(self, candidates: Sequence[Candidate], progress: Progress) -> None:
+        """Measure one stream to its end or to the end of the budget."""
+        if not candidates or self._over():
+            return
+        measured = iter(self.measurer.measure(candidates))
+        try:
+            for m in measured:
+                self._keep(m)
+                progress.advance(note=f"{self.tally.statuses.get('ok', 0)} ok")
+                if self._over():
+                    break
+        finally:
+            close = getattr(measured, "close", None)
+            if close is not None:
+                close()
+
+    def _keep(self, m: Measurement) -> None:
+        self.tally.add(m)
+        self.archive.add([m])
+        self.unsaved.append(m)
+        if len(self.unsaved) >= FLUSH_ROWS or time.monotonic() - self.saved_at > FLUSH_S:
+            self._save()
+
+    def _save(self) -> None:
+        rows, self.unsaved = self.unsaved, []
+        self.saved_at = time.monotonic()
+        if rows:
+            self.save(rows)
+
+
+def interleaved(lists: Iterable[Sequence[Candidate]]) -> Iterator[Candidate]:
+    """One of each list in turn, so that whatever ends early ends fairly."""
+    for group in zip_longest(*lists):
+        yield from (item for item in group if item is not None)

@@ -1,0 +1,247 @@
+"""Guided search: what to measure next, by a quick model of everything measured so far.
+
+Each call fits boosted trees on this operator's rows (this workload's weighted up), searches on their prediction from the
+best configs measured here and on other workloads, and returns a batch: mostly what looks fastest, some of it what the trees
+disagree on, some of it at random. It finds the "best known" of a workload, the yardstick of every method.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import xgboost
+
+from cost_model import features
+from datasets.device import Device
+from datasets.measurement import Measurement
+from pipeline.strategies.local_search import local_search
+from pipeline.strategy import Task
+from templates import space
+from templates.knob import columns_of, configs_of
+from templates.template import Template
+from templates.workload import Workload
+
+NOTHING_LEARNT = 8
+"""Below so many timed rows the model says nothing, and known-good and random configs are measured instead."""
+
+
+@dataclass(frozen=True)
+class GuidedSettings:
+    """How a batch is chosen.
+
+    trees, depth, members: the boosted trees and how many models average. rows: most rows to fit on; own_weight: the weight of
+    a row of this workload. parents: best measured configs the search starts from; borrowed: best ones per other workload.
+    fresh: random configs scored beside them. evaluations: configs scored in all. explore: share of the batch drawn among the
+    best tenth of the candidates, and again that share drawn from the whole legal space. threads: for the trees.
+    """
+
+    trees: int = 120
+    depth: int = 7
+    members: int = 2
+    rows: int = 5000
+    own_weight: float = 5.0
+    parents: int = 24
+    borrowed: int = 3
+    fresh: int = 256
+    evaluations: int = 3000
+    explore: float = 0.15
+    threads: int = 4
+
+
+@dataclass
+class Rows:
+    """What is measured on one workload; `log_us` is NaN where there is no time."""
+
+    configs: list[dict[str, int]] = field(default_factory=list)
+    log_us: list[float] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    keys: set[tuple[int, ...]] = field(default_factory=set)
+    claimed: set[tuple[int, ...]] = field(default_factory=set)
+    features: np.ndarray | None = None
+
+    def best(self, n: int) -> list[dict[str, int]]:
+        """The n fastest configs, fastest first."""
+        times = np.array(self.log_us)
+        return [self.configs[i] for i in np.argsort(times)[: min(n, int(np.isfinite(times).sum()))]]
+
+
+class Archive:
+    """All measurements of one operator on one device, ready to be learnt from. Safe to read while another thread adds."""
+
+    def __init__(self, template: Template, device: Device) -> None:
+        self.template, self.device = template, device
+        self.rows: dict[Workload, Rows] = {}
+        self.lock = threading.Lock()
+
+    def key(self, config: dict[str, int]) -> tuple[int, ...]:
+        """A config as a tuple, knobs in the template's order."""
+        return tuple(config[name] for name in self.template.names)
+
+    def add(self, measurements: Iterable[Measurement]) -> None:
+        """Remember measurements; known configs and contaminated ones are passed over."""
+        with self.lock:
+            for m in measurements:
+                self._add(m.workload, dict(m.config), m.status, m.time_us, m.origin)
+
+    def add_frame(self, frame: pd.DataFrame) -> None:
+        """Remember the rows of this template's present version in a frame that `store.load` returned."""
+        same = (frame["op"] == self.template.op) & (frame["template_version"] == self.template.version)
+        with self.lock:
+            for text, group in frame[same].groupby("workload", sort=False):
+                workload = Workload.parse(str(text))
+                configs = configs_of({name: group[f"knob_{name}"].to_numpy(dtype=np.int64) for name in self.template.names})
+                times = [None if np.isnan(t) else float(t) for t in group["time_us"].to_numpy(dtype=float)]
+                for config, status, time_us, origin in zip(configs, group["status"], times, group["origin"], strict=True):
+                    self._add(workload, config, str(status), time_us, str(origin))
+
+    def _add(self, workload: Workload, config: dict[str, int], status: str, time_us: float | None, origin: str) -> None:
+        rows, key = self.rows.setdefault(workload, Rows()), self.key(config)
+        rows.claimed.discard(key)
+        if status != "contaminated" and key not in rows.keys:
+            rows.keys.add(key)
+            rows.configs.append(config)
+            rows.log_us.append(float("nan") if time_us is None else float(np.log(time_us)))
+            rows.origins.append(origin)
+
+    def claim(self, workload: Workload, configs: Iterable[dict[str, int]]) -> None:
+        """Mark configs as being measured, so that nobody proposes them again meanwhile."""
+        with self.lock:
+            self.rows.setdefault(workload, Rows()).claimed.update(self.key(c) for c in configs)
+
+    def claimed(self, workload: Workload) -> int:
+        """How many configs of a workload are being measured."""
+        return len(self.rows[workload].claimed) if workload in self.rows else 0
+
+    def knows(self, workload: Workload, config: dict[str, int]) -> bool:
+        """Whether a config is measured on a workload, or is being measured."""
+        rows = self.rows.get(workload)
+        return rows is not None and ((key := self.key(config)) in rows.keys or key in rows.claimed)
+
+    def count(self, workload: Workload, origin: str | None = None) -> int:
+        """How many configs are measured on a workload, of one origin or of all."""
+        with self.lock:
+            origins = self.rows[workload].origins if workload in self.rows else []
+            return len(origins) if origin is None else origins.count(origin)
+
+    def best(self, workload: Workload, n: int) -> list[dict[str, int]]:
+        """The n fastest configs of a workload, fastest first."""
+        with self.lock:
+            return self.rows[workload].best(n) if workload in self.rows else []
+
+    def table(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
+        """Features (n, d) and targets (n,): log time less the mean over the workload's random rows, NaN for failures.
+
+        Random rows are drawn alike on every workload, so their mean is what makes workloads comparable.
+        """
+        with self.lock:
+            rows = self.rows[workload]
+            done = 0 if rows.features is None else len(rows.features)
+            configs = rows.configs[done:]
+            log_us, random = np.array(rows.log_us), np.array(rows.origins) == "random"
+        if configs:
+            new = features.matrix(self.template, workload, columns_of(configs, self.template.names), self.device)
+            rows.features = new if rows.features is None else np.concatenate([rows.features, new])
+        assert rows.features is not None
+        timed = np.isfinite(log_us)
+        base = timed & random if (timed & random).sum() >= NOTHING_LEARNT else timed
+        centre = log_us[base].mean() if base.any() else 0.0
+        return rows.features[: len(log_us)], log_us - centre
+
+
+class Model:
+    """Boosted trees on an archive, as seen from one workload: predicted log time, and how likely a config fails."""
+
+    def __init__(self, archive: Archive, workload: Workload, settings: GuidedSettings, rng: np.random.Generator) -> None:
+        self.archive, self.workload = archive, workload
+        x, y, weight = _training_rows(archive, workload, settings, rng)
+        timed = np.isfinite(y)
+        self.members = [
+            _fit(x[timed], y[timed], weight[timed], "reg:squarederror", settings, int(rng.integers(2**31)))
+            for _ in range(settings.members)
+        ]
+        failed = (~timed).astype(float)
+        enough = failed.sum() >= 2 * NOTHING_LEARNT
+        self.failing = _fit(x, failed, weight, "binary:logistic", settings, 0, trees=40, depth=5) if enough else None
+
+    def log_time(self, configs: list[dict[str, int]]) -> np.ndarray:
+        """Predictions (members, n), each made worse by the chance that the config fails."""
+        template, device = self.archive.template, self.archive.device
+        x = xgboost.DMatrix(features.matrix(template, self.workload, columns_of(configs, template.names), device))
+        times = np.stack([member.predict(x) for member in self.members])
+        if self.failing is None:
+            return times
+        return np.asarray(times - np.log(np.clip(1.0 - self.failing.predict(x), 0.05, 1.0)))
+
+    def score(self, configs: list[dict[str, int]]) -> np.ndarray:
+        """(n,), lower is better: the most hopeful member's prediction."""
+        return np.asarray(self.log_time(configs).min(axis=0))
+
+
+def _training_rows(
+    archive: Archive, workload: Workload, settings: GuidedSettings, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, targets and weights: all rows of the workload, and a random part of the other workloads' up to `rows`."""
+    parts = [archive.table(w) for w in list(archive.rows) if archive.rows[w].configs]
+    own = [w == workload for w in list(archive.rows) if archive.rows[w].configs]
+    x, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    mine = np.concatenate([np.full(len(p[1]), is_own) for p, is_own in zip(parts, own, strict=True)])
+    share = max(0.0, settings.rows - mine.sum()) / max(1, (~mine).sum())
+    keep = mine | (rng.random(len(y)) < share)
+    return x[keep], y[keep], np.where(mine, settings.own_weight, 1.0)[keep]
+
+
+def _fit(
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray, objective: str, settings: GuidedSettings, seed: int,
+    trees: int | None = None, depth: int | None = None,
+) -> xgboost.Booster:  # fmt: skip
+    parameters = {"objective": objective, "max_depth": depth or settings.depth, "eta": 0.1, "subsample": 0.7,
+                  "colsample_bynode": 0.5, "min_child_weight": 2, "seed": seed, "nthread": settings.threads}  # fmt: skip
+    return xgboost.train(parameters, xgboost.DMatrix(x, y, weight=weight), num_boost_round=trees or settings.trees)
+
+
+@dataclass
+class GuidedSearch:
+    """The strategy; what it measured on other workloads is in the archive."""
+
+    archive: Archive
+    settings: GuidedSettings = field(default_factory=GuidedSettings)
+    name: str = "guided"
+
+    def propose(self, task: Task, history: Sequence[Measurement], n: int, rng: np.random.Generator) -> list[dict[str, int]]:
+        """n distinct legal configs that are not measured yet, best first; see `Strategy`."""
+        self.archive.add(history)
+        ranked = self._ranked(task, rng)
+        fresh = [c for c in ranked if not self.archive.knows(task.workload, c)]
+        every = self._anything(task, n, rng)
+        wild = round(n * self.settings.explore)
+        tenth = fresh[n : max(4 * n, len(fresh) // 10)]
+        drawn = [tenth[i] for i in rng.permutation(len(tenth))[:wild]]
+        chosen = fresh[: max(1, n - 2 * wild)] + drawn + every
+        return list({self.archive.key(c): c for c in chosen + fresh}.values())[:n]
+
+    def _ranked(self, task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
+        starts = self._starts(task, rng)
+        timed = sum(int(np.isfinite(rows.log_us).sum()) for rows in list(self.archive.rows.values()))
+        if timed < NOTHING_LEARNT:
+            return starts if task.pool is None else list(task.pool)
+        model = Model(self.archive, task.workload, self.settings, rng)
+        return [c for _, c in local_search(task, model.score, starts, self.settings.evaluations, rng)]
+
+    def _starts(self, task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
+        """The best configs here, those borrowed from other workloads that are legal here, and random ones."""
+        others = [w for w in list(self.archive.rows) if w != task.workload]
+        borrowed = [c for w in others for c in self.archive.best(w, self.settings.borrowed)]
+        borrowed = [space.canonical_config(task.template, c) for c in [dict(task.template.expert(task.workload)), *borrowed]]
+        legal = [c for c in borrowed if not space.violations(task.template, c, task.workload, task.limits)]
+        fresh = self._anything(task, self.settings.fresh, rng)
+        return self.archive.best(task.workload, self.settings.parents) + legal + fresh
+
+    def _anything(self, task: Task, n: int, rng: np.random.Generator) -> list[dict[str, int]]:
+        """Up to n unmeasured configs at random."""
+        if task.pool is not None:
+            drawn = [task.pool[i] for i in rng.permutation(len(task.pool))]
+        else:
+            drawn = space.sample(task.template, task.workload, task.limits, n, rng)
+        return [c for c in drawn if not self.archive.knows(task.workload, c)][:n]
