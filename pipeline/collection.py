@@ -146,18 +146,23 @@ class Collector:
                 self._stream(batch, progress)
 
     def guided(self, workloads: Sequence[Workload], turn: int) -> list[Candidate]:
-        """The next guided batch of some workloads, interleaved; empty when they have all they should."""
+        """The next guided batch of some workloads, interleaved, by one model; empty when they have all they should."""
+        wanted = {w: min(self.settings.batch, self._missing(w, "guided")) for w in workloads}
+        if not any(wanted.values()) or self._over():
+            return []
+        model = self.search.model(workloads, np.random.default_rng([self.seed, turn]))
         batches: list[list[Candidate]] = []
-        for workload in workloads:
-            n = min(self.settings.batch, self._missing(workload, "guided"))
-            if n and not self._over() and not self.leaving:
+        for workload, n in wanted.items():
+            if n and not self.leaving:
                 rng = np.random.default_rng([self.seed, turn, *str(workload).encode()])
-                known = self.measurer.known(workload)
-                task = Task(self.template, workload, self.measurer.device, None if known is None else tuple(known))
-                configs = self.search.propose(task, (), n, rng)
+                configs = self.search.batch(self._task(workload), n, rng, model)
                 self.archive.claim(workload, configs)
                 batches.append([Candidate(workload, config, "guided") for config in configs])
         return list(interleaved(batches))
+
+    def _task(self, workload: Workload) -> Task:
+        known = self.measurer.known(workload)
+        return Task(self.template, workload, self.measurer.device, None if known is None else tuple(known))
 
     @contextmanager
     def _released(self) -> Iterator[None]:

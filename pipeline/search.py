@@ -1,13 +1,14 @@
 """Guided search: what to measure next, by a quick model of everything measured so far.
 
-Each call fits boosted trees on this operator's rows (this workload's weighted up), searches on their prediction from the
-best configs measured here and on other workloads, and returns a batch: mostly what looks fastest, some of it what the trees
-disagree on, some of it at random. It finds the "best known" of a workload, the yardstick of every method.
+Each batch: boosted trees fitted on this operator's rows (those of the workloads in question weighted up), a local search on
+their prediction from the best configs measured here and on other workloads; mostly what looks fastest to the most hopeful of
+the models, some of it from further down, some of it at random. It finds the "best known" of a workload, everybody's yardstick.
 """
 
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -32,16 +33,16 @@ class GuidedSettings:
     """How a batch is chosen.
 
     trees, depth, members: the boosted trees and how many models average. rows: most rows to fit on; own_weight: the weight of
-    a row of this workload. parents: best measured configs the search starts from; borrowed: best ones per other workload.
+    a row of the workloads searched for. parents: best measured configs the search starts from; borrowed: best ones per other workload.
     fresh: random configs scored beside them. evaluations: configs scored in all. explore: share of the batch drawn among the
     best tenth of the candidates, and again that share drawn from the whole legal space. threads: for the trees.
     """
 
-    trees: int = 120
-    depth: int = 7
+    trees: int = 150
+    depth: int = 8
     members: int = 2
-    rows: int = 5000
-    own_weight: float = 5.0
+    rows: int = 12000
+    own_weight: float = 3.0
     parents: int = 24
     borrowed: int = 3
     fresh: int = 256
@@ -151,11 +152,11 @@ class Archive:
 
 
 class Model:
-    """Boosted trees on an archive, as seen from one workload: predicted log time, and how likely a config fails."""
+    """Boosted trees on an archive, for the workloads given: predicted log time, and how likely a config fails."""
 
-    def __init__(self, archive: Archive, workload: Workload, settings: GuidedSettings, rng: np.random.Generator) -> None:
-        self.archive, self.workload = archive, workload
-        x, y, weight = _training_rows(archive, workload, settings, rng)
+    def __init__(self, archive: Archive, workloads: Sequence[Workload], settings: GuidedSettings, rng: np.random.Generator) -> None:
+        self.archive = archive
+        x, y, weight = _training_rows(archive, workloads, settings, rng)
         timed = np.isfinite(y)
         self.members = [
             _fit(x[timed], y[timed], weight[timed], "reg:squarederror", settings, int(rng.integers(2**31)))
@@ -165,28 +166,28 @@ class Model:
         enough = failed.sum() >= 2 * NOTHING_LEARNT
         self.failing = _fit(x, failed, weight, "binary:logistic", settings, 0, trees=40, depth=5) if enough else None
 
-    def log_time(self, configs: list[dict[str, int]]) -> np.ndarray:
+    def log_time(self, workload: Workload, configs: list[dict[str, int]]) -> np.ndarray:
         """Predictions (members, n), each made worse by the chance that the config fails."""
         template, device = self.archive.template, self.archive.device
-        x = xgboost.DMatrix(features.matrix(template, self.workload, columns_of(configs, template.names), device))
-        times = np.stack([member.predict(x) for member in self.members])
+        x = features.matrix(template, workload, columns_of(configs, template.names), device)
+        times = np.stack([member.inplace_predict(x) for member in self.members])
         if self.failing is None:
             return times
-        return np.asarray(times - np.log(np.clip(1.0 - self.failing.predict(x), 0.05, 1.0)))
+        return np.asarray(times - np.log(np.clip(1.0 - self.failing.inplace_predict(x), 0.05, 1.0)))
 
-    def score(self, configs: list[dict[str, int]]) -> np.ndarray:
+    def score(self, workload: Workload, configs: list[dict[str, int]]) -> np.ndarray:
         """(n,), lower is better: the most hopeful member's prediction."""
-        return np.asarray(self.log_time(configs).min(axis=0))
+        return np.asarray(self.log_time(workload, configs).min(axis=0))
 
 
 def _training_rows(
-    archive: Archive, workload: Workload, settings: GuidedSettings, rng: np.random.Generator
+    archive: Archive, workloads: Sequence[Workload], settings: GuidedSettings, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, targets and weights: all rows of the workload, and a random part of the other workloads' up to `rows`."""
-    parts = [archive.table(w) for w in list(archive.rows) if archive.rows[w].configs]
-    own = [w == workload for w in list(archive.rows) if archive.rows[w].configs]
+    """Features, targets and weights: all rows of the workloads, and a random part of the other workloads' up to `rows`."""
+    known = [w for w in list(archive.rows) if archive.rows[w].configs]
+    parts = [archive.table(w) for w in known]
     x, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
-    mine = np.concatenate([np.full(len(p[1]), is_own) for p, is_own in zip(parts, own, strict=True)])
+    mine = np.concatenate([np.full(len(p[1]), w in workloads) for p, w in zip(parts, known, strict=True)])
     share = max(0.0, settings.rows - mine.sum()) / max(1, (~mine).sum())
     keep = mine | (rng.random(len(y)) < share)
     return x[keep], y[keep], np.where(mine, settings.own_weight, 1.0)[keep]
@@ -197,8 +198,8 @@ def _fit(
     trees: int | None = None, depth: int | None = None,
 ) -> xgboost.Booster:  # fmt: skip
     parameters = {"objective": objective, "max_depth": depth or settings.depth, "eta": 0.1, "subsample": 0.7,
-                  "colsample_bynode": 0.5, "min_child_weight": 2, "seed": seed, "nthread": settings.threads}  # fmt: skip
-    return xgboost.train(parameters, xgboost.DMatrix(x, y, weight=weight), num_boost_round=trees or settings.trees)
+                  "colsample_bynode": 0.5, "min_child_weight": 2, "max_bin": 64, "seed": seed, "nthread": settings.threads}  # fmt: skip
+    return xgboost.train(parameters, xgboost.QuantileDMatrix(x, y, weight=weight, max_bin=64), num_boost_round=trees or settings.trees)
 
 
 @dataclass
@@ -212,22 +213,29 @@ class GuidedSearch:
     def propose(self, task: Task, history: Sequence[Measurement], n: int, rng: np.random.Generator) -> list[dict[str, int]]:
         """n distinct legal configs that are not measured yet, best first; see `Strategy`."""
         self.archive.add(history)
-        ranked = self._ranked(task, rng)
+        return self.batch(task, n, rng, self.model([task.workload], rng))
+
+    def model(self, workloads: Sequence[Workload], rng: np.random.Generator) -> Model | None:
+        """What the archive says by now, for these workloads above all; None where it says too little."""
+        timed = sum(int(np.isfinite(rows.log_us).sum()) for rows in list(self.archive.rows.values()))
+        return Model(self.archive, workloads, self.settings, rng) if timed >= NOTHING_LEARNT else None
+
+    def batch(self, task: Task, n: int, rng: np.random.Generator, model: Model | None) -> list[dict[str, int]]:
+        """The same as `propose`, with a model at hand."""
+        ranked = self._ranked(task, model, rng)
         fresh = [c for c in ranked if not self.archive.knows(task.workload, c)]
-        every = self._anything(task, n, rng)
         wild = round(n * self.settings.explore)
         tenth = fresh[n : max(4 * n, len(fresh) // 10)]
         drawn = [tenth[i] for i in rng.permutation(len(tenth))[:wild]]
-        chosen = fresh[: max(1, n - 2 * wild)] + drawn + every
+        chosen = fresh[: max(1, n - 2 * wild)] + drawn + self._anything(task, n, rng)
         return list({self.archive.key(c): c for c in chosen + fresh}.values())[:n]
 
-    def _ranked(self, task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
+    def _ranked(self, task: Task, model: Model | None, rng: np.random.Generator) -> list[dict[str, int]]:
         starts = self._starts(task, rng)
-        timed = sum(int(np.isfinite(rows.log_us).sum()) for rows in list(self.archive.rows.values()))
-        if timed < NOTHING_LEARNT:
+        if model is None:
             return starts if task.pool is None else list(task.pool)
-        model = Model(self.archive, task.workload, self.settings, rng)
-        return [c for _, c in local_search(task, model.score, starts, self.settings.evaluations, rng)]
+        score = partial(model.score, task.workload)
+        return [c for _, c in local_search(task, score, starts, self.settings.evaluations, rng)]
 
     def _starts(self, task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
         """The best configs here, those borrowed from other workloads that are legal here, and random ones."""
