@@ -31,7 +31,7 @@ class Column:
     unit: str
     meaning: str
 
-    def field(self) -> pa.Field:
+    def field(self) -> "pa.Field[Any]":
         """The Arrow field, unit and meaning in its metadata."""
         return pa.field(self.name, self.kind, metadata={"unit": self.unit, "meaning": self.meaning})
 
@@ -110,12 +110,12 @@ def table_of(measurements: Iterable[Measurement]) -> pa.Table:
     return pa.Table.from_pylist([row_of(m) for m in measurements], schema=schema(knobs, dims))
 
 
-def measurement_of(row: Mapping[str, Any] | pd.Series) -> Measurement:
+def measurement_of(row: Mapping[Any, Any] | pd.Series) -> Measurement:
     """The measurement a row stands for; `row` is a dict or a row of the frame that `store.load` returns."""
 
     def value(name: str) -> Any:
-        item = row[name]
-        return None if np.isscalar(item) and pd.isna(item) or item is None else item
+        item: Any = row[name]
+        return None if item is None or item is pd.NA or item != item else item  # NaN alone differs from itself
 
     def whole(name: str) -> Any:
         item = value(name)

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -121,16 +122,13 @@ def _check_version(path: Path, found: pa.Schema) -> None:
 
 def _with_config(table: pa.Table) -> pa.Table:
     """Add the `config` and `samples_us` columns that `compact` left out."""
-    knobs = sorted(name for name in table.column_names if name.startswith("knob_"))
-    parts = []
-    for knob in knobs:
-        text = pc.cast(table[knob], pa.string())
-        parts.append(pc.binary_join_element_wise(f"{knob.removeprefix('knob_')}=", text, ""))
-    config = pc.binary_join_element_wise(*parts, ",", null_handling="skip")
+    join: Any = pc.binary_join_element_wise  # its stubs know no scalars beside arrays
+    knobs = sorted(name.removeprefix("knob_") for name in table.column_names if name.startswith("knob_"))
+    parts = [join(f"{knob}=", pc.cast(table[f"knob_{knob}"], pa.string()), "") for knob in knobs]
     samples = pa.array([[]] * len(table), pa.list_(pa.float32()))
-    wanted = schema([k.removeprefix("knob_") for k in knobs], [c[4:] for c in table.column_names if c.startswith("dim_")])
-    columns = {"config": config, "samples_us": samples}
-    return pa.table([columns[f.name] if f.name in columns else table[f.name] for f in wanted], schema=wanted)
+    columns: dict[str, Any] = {"config": join(*parts, ",", null_handling="skip"), "samples_us": samples}
+    wanted = schema(knobs, [name.removeprefix("dim_") for name in table.column_names if name.startswith("dim_")])
+    return pa.table([columns[name] if name in columns else table[name] for name in wanted.names], schema=wanted)
 
 
 def measured_keys(root: Path) -> set[tuple[str, str]]:
@@ -139,8 +137,7 @@ def measured_keys(root: Path) -> set[tuple[str, str]]:
         return set()
     keys: set[tuple[str, str]] = set()
     for path in files(root):
-        table = read(path)
-        keys |= set(zip(table["workload"].to_pylist(), table["config"].to_pylist(), strict=True))
+        keys |= {(row["workload"], row["config"]) for row in read(path).select(["workload", "config"]).to_pylist()}
     return keys
 
 

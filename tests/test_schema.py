@@ -71,8 +71,8 @@ def test_knobs_and_dimensions_are_typed_columns() -> None:
 def test_every_physical_quantity_names_its_unit() -> None:
     suffixes = {"_us": "us", "_s": "s", "_mhz": "MHz", "_bytes": "bytes", "_c": "degrees"}
     for column in COLUMNS:
-        field = column.field()
-        assert field.metadata[b"meaning"]
+        metadata = column.field().metadata
+        assert metadata is not None and metadata[b"meaning"]
         for suffix, unit in suffixes.items():
             if column.name.endswith(suffix):
-                assert field.metadata[b"unit"].decode().startswith(unit), column.name
+                assert metadata[b"unit"].decode().startswith(unit), column.name

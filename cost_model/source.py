@@ -1,0 +1,2 @@
+def source_features(source: str) -> dict[str, float]:
+    return {}
