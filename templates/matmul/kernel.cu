@@ -25,6 +25,7 @@
 #define FRAGMENT_BUFFERS 1  // 2: read the next k while computing this one
 #define PRAGMA_UNROLL 1     // say how far to unroll the loop over k
 #define UNROLL 8            // how far
+#define FMA_ORDER 0         // 0: along rows, 1: rows there and back, 2: columns there and back
 #define SPLIT_K 1           // blocks that share one tile of C
 #define MIN_BLOCKS 1        // resident blocks to leave registers for
 
@@ -284,11 +285,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
 #pragma unroll
                 for (int i = 0; i < VECTOR_K; ++i)
+#if FMA_ORDER == 0
 #pragma unroll
                     for (int m = 0; m < THREAD_M; ++m)
 #pragma unroll
                         for (int n = 0; n < THREAD_N; ++n)
                             sum[m][n] += now.a[m][i] * now.b[i][n];
+#elif FMA_ORDER == 1
+#pragma unroll
+                    for (int m = 0; m < THREAD_M; ++m)
+#pragma unroll
+                        for (int j = 0; j < THREAD_N; ++j) {
+                            const int n = m % 2 ? THREAD_N - 1 - j : j;  // there and back: each turn reuses an operand
+                            sum[m][n] += now.a[m][i] * now.b[i][n];
+                        }
+#else
+#pragma unroll
+                    for (int n = 0; n < THREAD_N; ++n)
+#pragma unroll
+                        for (int j = 0; j < THREAD_M; ++j) {
+                            const int m = n % 2 ? THREAD_M - 1 - j : j;  // there and back: each turn reuses an operand
+                            sum[m][n] += now.a[m][i] * now.b[i][n];
+                        }
+#endif
             }
             computing = computing + 1 < STAGES ? computing + 1 : 0;
         }

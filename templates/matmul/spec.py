@@ -56,6 +56,14 @@ KNOBS = (
     Knob("fragment_buffers", "schedule", (1, 2), 1, "read the next k from shared memory while computing this one", _shared),
     Knob("pragma_unroll", "schedule", (0, 1), 1, "tell the compiler how far to unroll the inner loop over k"),
     Knob("unroll", "schedule", (1, 2, 4, 8, 16), 8, "how far", lambda c: c["pragma_unroll"] == 1),
+    Knob(
+        "fma_order",
+        "schedule",
+        (0, 1, 2),
+        0,
+        "order of a thread's FMAs: along rows, rows there and back, columns there and back: operand reuse, register banks",
+        _shared,
+    ),
     Knob("split_k", "schedule", (1, 2, 4, 8, 16), 1, "blocks that share one tile of C, each a part of K: small grids"),
     Knob("min_blocks", "schedule", (1, 2, 3, 4), 1, "resident blocks per SM the compiler must leave registers for"),
 )
@@ -236,7 +244,7 @@ NAIVE = {
     "block_m": 16, "block_n": 16, "thread_m": 1, "thread_n": 1, "lanes_n": 16, "width_a": 1, "width_b": 1,
     "column_order": 0, "group": 1, "shared": 0, "block_k": 16, "transpose_a": 1, "pad": 4, "async_copy": 0,
     "read_only": 0, "dynamic_smem": 0, "stages": 2, "vector_k": 1, "fragment_buffers": 1, "pragma_unroll": 0,
-    "unroll": 8, "split_k": 1, "min_blocks": 1,
+    "unroll": 8, "fma_order": 0, "split_k": 1, "min_blocks": 1,
 }  # fmt: skip
 """One thread per element of C, straight from global memory."""
 
