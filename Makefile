@@ -1,0 +1,80 @@
+# CUDA-Agent's front door: `make help`. ARGS carries Hydra overrides: make finetune ARGS="seed=1 gpu=replay".
+
+OUTPUTS ?= outputs
+VENV ?= .venv
+# The CPU build of PyTorch, a tenth of the size.
+TORCH_INDEX ?= 
+JOBS ?= 2
+ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip -q --disable-pip-version-check
+READY := $(VENV)/.ready
+STAGES := collect fit pretrain finetune evaluate
+RUN = $(PY) -m $(1) outputs_dir=$(OUTPUTS) $(ARGS)
+
+# Idle OpenMP threads sleep: spinning ones slow a machine down whose cores are taken.
+export OMP_WAIT_POLICY = PASSIVE
+export PYTHONUNBUFFERED = 1
+MAKEFLAGS += --no-print-directory
+
+.DEFAULT_GOAL := help
+.PHONY: help setup $(STAGES) features test lint format clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo 'ARGS="key=value ..." overrides settings; make collect ARGS=--help lists them. Results: $(OUTPUTS)/<stage>/latest'
+
+setup: $(READY)  ## everything that is needed, in .venv: Python packages and nvcc
+
+# The first Python that serves; PYTHON=... picks another. Redone when the list of packages changes.
+$(READY): pyproject.toml constraints.txt
+	@python="$(PYTHON)"; for p in $$python python3.11 python3.12 python3; do \
+	    $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && found=$$p && break; done; \
+	  [ -n "$$found" ] || { echo "setup: needs Python 3.11 or 3.12: install one, or make setup PYTHON=/path/to/it" >&2; exit 2; }; \
+	  echo "setup: installs packages into $(VENV) with $$found (about 1.5 GB, some minutes)"; \
+	  [ -x $(PY) ] && $(PY) -m pip --version >/dev/null 2>&1 || $$found -m venv --clear $(VENV) || \
+	    { echo "setup: $$found cannot make a virtual environment: on Debian, apt-get install python3-venv" >&2; exit 2; }
+	@$(PY) -c 'import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
+	  print(*t["project"]["dependencies"], *t["dependency-groups"]["dev"], sep="\n")' > $(VENV)/requirements.txt
+	@torch=$$(grep '^torch==' constraints.txt); \
+	  $(PIP) install --no-deps --retries 0 --index-url $(TORCH_INDEX) $$torch 2>/dev/null || $(PIP) install --no-deps $$torch
+	@$(PIP) install -r $(VENV)/requirements.txt -c constraints.txt
+	@touch $@
+
+# A stage runs the ones before it when they have no complete run yet.
+collect: | $(READY)  ## measure configs into Parquet (no GPU: check the recorded timings)
+	@$(call RUN,pipeline.collect)
+
+fit: | $(READY) $(OUTPUTS)/collect/latest  ## fit the cost model
+	@$(call RUN,cost_model.fit)
+
+pretrain: | $(READY) $(OUTPUTS)/fit/latest  ## train the policy against the cost model
+	@$(call RUN,pipeline.pretrain)
+
+finetune: | $(READY) $(OUTPUTS)/pretrain/latest  ## go on training it on real (or recorded) timings
+	@$(call RUN,pipeline.finetune)
+
+evaluate: | $(READY) $(OUTPUTS)/finetune/latest  ## compare it with every control on shapes it has never seen
+	@$(call RUN,pipeline.evaluate)
+
+$(OUTPUTS)/%/latest: | $(READY)
+	@echo "$*: has no complete run in $(OUTPUTS) yet, so it goes first"
+	@$(MAKE) $*
+
+features: | $(READY)  ## print the features of one workload and config
+	@$(PY) -m pipeline.features $(ARGS)
+
+test: lint  ## lint, then every test that needs no GPU
+	@$(PY) -m pytest -n $(JOBS) -m "not gpu" $(ARGS)
+
+lint: | $(READY)  ## ruff and mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+format: | $(READY)  ## what ruff can repair by itself
+	@$(PY) -m ruff check --fix .
+
+clean:  ## remove the environment and the tools' caches; measurements and runs in outputs stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
