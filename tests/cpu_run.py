@@ -23,7 +23,7 @@ from templates.template import Launch, Template, Tensor
 from templates.workload import Workload
 
 TESTS = Path(__file__).parent
-Mode = Literal["fibre", "thread"]
+Sanitizer = Literal["address", "thread", "none"]
 Arrays = dict[str, np.ndarray]
 
 FLAGS = {
@@ -35,7 +35,7 @@ FLAGS = {
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin:/usr/local/bin",
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-    "TSAN_OPTIONS": "halt_on_error=1:exitcode=66",
+    "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:atexit_sleep_ms=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 
@@ -163,10 +163,9 @@ def compiler() -> str:
     return path
 
 
-def compile_program(text: str, mode: Mode = "fibre", sanitize: str = "address") -> Binary:
+def compile_program(text: str, sanitize: Sanitizer = "address") -> Binary:
     """Compile a program once per session. AssertionError with the compiler's words where it does not compile."""
     flags = ["-std=c++20", "-g1", "-w", *FLAGS[sanitize], f"-I{TESTS}", f"-isystem{TESTS / 'cuda_stubs'}"]
-    flags += ["-DCUDA_ON_CPU_THREADS", "-pthread"] if mode == "thread" else []
     path = session_folder() / hashlib.sha256(repr((text, flags)).encode()).hexdigest()[:16]
     if not path.exists():
         path.with_suffix(".cpp").write_text(text)
@@ -177,12 +176,12 @@ def compile_program(text: str, mode: Mode = "fibre", sanitize: str = "address") 
 
 
 def compile_kernels(
-    template: Template, configs: Sequence[Config], mode: Mode = "fibre", sanitize: str = "address"
+    template: Template, configs: Sequence[Config], sanitize: Sanitizer = "address"
 ) -> Binary:
     """One binary that holds the rendered kernel of each config, in order."""
     workload = template.edge_shapes(configs[0])[0]
     tensors, scalars = len(template.tensors(workload)), len(template.scalars(workload))
-    return compile_program(program([render(template, c) for c in configs], template.entry, tensors, scalars), mode, sanitize)
+    return compile_program(program([render(template, c) for c in configs], template.entry, tensors, scalars), sanitize)
 
 
 def job_of(template: Template, kernel: int, config: Config, workload: Workload, inputs: Arrays, seed: int = 0) -> Job:
@@ -201,10 +200,10 @@ def draw_inputs(template: Template, workload: Workload, rng: np.random.Generator
 
 def run(
     template: Template, config: Config, workload: Workload, inputs: Arrays,
-    mode: Mode = "fibre", sanitize: str = "address", seed: int = 0,
+    sanitize: Sanitizer = "address", seed: int = 0,
 ) -> Arrays:  # fmt: skip
     """The outputs of one config on one workload, by name. KernelFault where a sanitizer or the header objects."""
-    (result,) = compile_kernels(template, [config], mode, sanitize).run([job_of(template, 0, config, workload, inputs, seed)])
+    (result,) = compile_kernels(template, [config], sanitize).run([job_of(template, 0, config, workload, inputs, seed)])
     if isinstance(result, KernelFault):
         raise result
     return result

@@ -1,8 +1,8 @@
 // CUDA kernels on a CPU, for tests: the same source, compiled by g++ with -std=c++20 and this header ahead of it.
 //
-// Default: every CUDA thread of a block is a fibre of one OS thread. Fibres switch at barriers only; who runs first between
-// two barriers is drawn from a seed, so a missing barrier gives a wrong answer or a NaN. Made for -fsanitize=address,undefined.
-// With -DCUDA_ON_CPU_THREADS: every CUDA thread is an OS thread, for -fsanitize=thread.
+// Every CUDA thread of a block is a fibre of one OS thread. Fibres switch at barriers only; who runs first between two barriers
+// is drawn from a seed, so a missing barrier gives a wrong answer or a NaN, the same one every time. Made for
+// -fsanitize=address,undefined, and for -fsanitize=thread, which takes each fibre for a thread and finds races whatever the order.
 //
 // What bites: shared memory starts as NaN in each block, and has red zones under the address sanitizer; buffers have their exact
 // size; a misaligned float2/float4 stops the undefined-behaviour sanitizer; the target of an asynchronous copy is NaN until the
@@ -27,10 +27,10 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
-#if defined(CUDA_ON_CPU_THREADS)
-#include <barrier>
-#include <thread>
-#elif !defined(__x86_64__)
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+#if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
 
@@ -90,22 +90,23 @@ namespace cuda_on_cpu {
 // ---- one CUDA thread -------------------------------------------------------------------------------------------------------
 struct Copy { void *to; unsigned char data[16]; size_t size; };
 
+// What threads of one block after another run on; `identity` is the thread sanitizer's.
+struct Fibre { void *stack, *identity; };
+
 struct Thread {
     uint3 index{};
     std::vector<std::vector<Copy>> groups{1};  // asynchronous copies: committed groups, then the open one
-    int barrier_line = 0;                      // where it waits; 0: it runs or has left the kernel
+    int barrier_line = 0;                      // where it waits
+    unsigned barriers_passed = 0;
     bool finished = false;
-    void *stack = nullptr, *stack_pointer = nullptr, *fake_stack = nullptr;
+    const Fibre *fibre = nullptr;
+    void *stack_pointer = nullptr, *fake_stack = nullptr;
 };
 
 inline dim3 grid, block;
 inline uint3 block_index;
 inline void *dynamic_shared = nullptr;
-#if defined(CUDA_ON_CPU_THREADS)
-inline thread_local Thread *current = nullptr;
-#else
 inline Thread *current = nullptr;
-#endif
 
 [[noreturn]] inline void fail(const char *what, int line)
 {
@@ -154,38 +155,6 @@ inline std::vector<unsigned> shuffled(unsigned n, uint64_t &random)
     return order;
 }
 
-inline uint3 index_in_block(unsigned t) { return {t % block.x, t / block.x % block.y, t / block.x / block.y}; }
-
-#if defined(CUDA_ON_CPU_THREADS)
-// ---- OS threads ------------------------------------------------------------------------------------------------------------
-inline std::barrier<> *block_barrier = nullptr;
-
-inline void wait_at_barrier(int) { block_barrier->arrive_and_wait(); }
-
-inline void run_grid(const Launch &launch)
-{
-    const unsigned threads = block.x * block.y * block.z, blocks = grid.x * grid.y * grid.z;
-    uint64_t random = launch.seed;
-    const std::vector<unsigned> order = shuffled(blocks, random);
-    std::barrier<> barrier(threads);
-    block_barrier = &barrier;
-    auto body = [&](unsigned t) {
-        for (unsigned b : order) {
-            Thread thread;
-            thread.index = index_in_block(t);
-            current = &thread;
-            if (t == 0) start_block(launch, b);
-            barrier.arrive_and_wait();
-            launch.kernel->call(launch.pointers, launch.scalars);
-            barrier.arrive_and_wait();
-        }
-    };
-    std::vector<std::thread> workers;
-    for (unsigned t = 0; t < threads; ++t) workers.emplace_back(body, t);
-    for (std::thread &worker : workers) worker.join();
-}
-
-#else
 // ---- fibres ----------------------------------------------------------------------------------------------------------------
 inline constexpr size_t stack_bytes = 128 * 1024;
 inline const Launch *running = nullptr;
@@ -244,89 +213,117 @@ inline void *new_stack_pointer(void *stack)
 }
 #endif
 
-// The sanitizer has to know which stack is in use; gone: this fibre never comes back.
-inline void enter_fibre(Thread &thread)
+// ---- what the sanitizers have to know of fibres ----
+// Address: which stack is in use. Thread: which thread runs, and what orders threads: the start and the end of a block, and its
+// barriers (two in turn, since a thread may reach the next one before another has left this one). Switching orders nothing.
+#if defined(__SANITIZE_ADDRESS__)
+inline void switching_to(void **fake_stack, const void *stack, size_t bytes) { __sanitizer_start_switch_fiber(fake_stack, stack, bytes); }
+inline void switched(void *fake_stack, const void **stack, size_t *bytes) { __sanitizer_finish_switch_fiber(fake_stack, stack, bytes); }
+#else
+inline void switching_to(void **, const void *, size_t) {}
+inline void switched(void *, const void **, size_t *) {}
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define CUDA_ON_CPU_HIDDEN __attribute__((no_sanitize("thread"), noinline))
+inline void *scheduler_identity = nullptr;
+inline void *new_identity() { return __tsan_create_fiber(0); }
+inline void become(void *identity) { __tsan_switch_to_fiber(identity, __tsan_switch_to_fiber_no_sync); }
+inline void release(void *event) { __tsan_release(event); }
+inline void acquire(void *event) { __tsan_acquire(event); }
+#else
+#define CUDA_ON_CPU_HIDDEN
+inline void *scheduler_identity = nullptr;
+inline void *new_identity() { return nullptr; }
+inline void become(void *) {}
+inline void release(void *) {}
+inline void acquire(void *) {}
+#endif
+inline char block_start, block_end, barriers[2];
+
+CUDA_ON_CPU_HIDDEN inline void enter_fibre(Thread &thread)
 {
     current = &thread;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&scheduler_fake_stack, thread.stack, stack_bytes);
-#endif
+    switching_to(&scheduler_fake_stack, thread.fibre->stack, stack_bytes);
+    become(thread.fibre->identity);
     switch_stack(&scheduler_pointer, thread.stack_pointer);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
-#endif
+    switched(scheduler_fake_stack, nullptr, nullptr);
 }
 
-inline void leave_fibre(bool gone)
+// gone: this fibre never comes back.
+CUDA_ON_CPU_HIDDEN inline void leave_fibre(bool gone)
 {
     Thread &thread = *current;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(gone ? nullptr : &thread.fake_stack, scheduler_stack, scheduler_stack_bytes);
-#endif
+    switching_to(gone ? nullptr : &thread.fake_stack, scheduler_stack, scheduler_stack_bytes);
+    become(scheduler_identity);
     switch_stack(&thread.stack_pointer, scheduler_pointer);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(thread.fake_stack, nullptr, nullptr);
-#endif
-    (void)gone;
+    switched(thread.fake_stack, nullptr, nullptr);
 }
 
 inline void fibre_body()
 {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
-#endif
+    switched(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+    acquire(&block_start);
     running->kernel->call(running->pointers, running->scalars);
     current->finished = true;
+    release(&block_end);
     leave_fibre(true);
 }
 
 inline void wait_at_barrier(int line)
 {
-    current->barrier_line = line;
+    Thread &thread = *current;
+    void *const barrier = &barriers[thread.barriers_passed++ % 2];
+    thread.barrier_line = line;
+    release(barrier);
     leave_fibre(false);
-    current->barrier_line = 0;
+    acquire(barrier);
 }
 
 // Every thread of the block has run to a barrier or to the end: it has to be the same one.
-inline void check_convergence(std::vector<Thread> &threads)
+CUDA_ON_CPU_HIDDEN inline bool check_convergence(Thread *threads, unsigned count)
 {
-    for (Thread &thread : threads) {
-        if (thread.finished == threads[0].finished && thread.barrier_line == threads[0].barrier_line) continue;
-        current = &thread;
-        if (thread.finished || threads[0].finished)
+    const Thread &first = threads[0];
+    for (unsigned t = 1; t < count; ++t) {
+        current = &threads[t];
+        if (current->finished != first.finished)
             fail("barrier divergence: some threads have left the kernel, others wait at a barrier",
-                 thread.finished ? threads[0].barrier_line : thread.barrier_line);
-        fail("barrier divergence: the threads of a block wait at different barriers", thread.barrier_line);
+                 first.finished ? current->barrier_line : first.barrier_line);
+        if (!first.finished && current->barrier_line != first.barrier_line)
+            fail("barrier divergence: the threads of a block wait at different barriers", current->barrier_line);
     }
+    return first.finished;
 }
 
-inline void run_block(std::vector<Thread> &threads, uint64_t &random)
+inline void run_block(std::vector<Fibre> &fibres, unsigned count, uint64_t &random)
 {
-    while (!threads[0].finished) {
-        for (unsigned t : shuffled(threads.size(), random)) enter_fibre(threads[t]);
-        check_convergence(threads);
+    std::vector<Thread> threads(count);
+    for (unsigned t = 0; t < count; ++t) {
+        threads[t].index = {t % block.x, t / block.x % block.y, t / block.x / block.y};
+        threads[t].fibre = &fibres[t];
+        threads[t].stack_pointer = new_stack_pointer(fibres[t].stack);
     }
+    release(&block_start);
+    do {
+        for (unsigned t : shuffled(count, random)) enter_fibre(threads[t]);
+    } while (!check_convergence(threads.data(), count));
+    acquire(&block_end);
 }
 
 inline void run_grid(const Launch &launch)
 {
-    static std::vector<void *> stacks;
+    static std::vector<Fibre> fibres;
     const unsigned count = block.x * block.y * block.z, blocks = grid.x * grid.y * grid.z;
-    while (stacks.size() < count) stacks.push_back(aligned_alloc(4096, stack_bytes));
+    while (fibres.size() < count) fibres.push_back({aligned_alloc(4096, stack_bytes), new_identity()});
     running = &launch;
+#if defined(__SANITIZE_THREAD__)
+    scheduler_identity = __tsan_get_current_fiber();
+#endif
     uint64_t random = launch.seed;
     for (unsigned b : shuffled(blocks, random)) {
         start_block(launch, b);
-        std::vector<Thread> threads(count);
-        for (unsigned t = 0; t < count; ++t) {
-            threads[t].index = index_in_block(t);
-            threads[t].stack = stacks[t];
-            threads[t].stack_pointer = new_stack_pointer(stacks[t]);
-        }
-        run_block(threads, random);
+        run_block(fibres, count, random);
     }
 }
-#endif
 
 // A buffer of exactly this many bytes, aligned as the CUDA driver aligns: one byte past the end is an error.
 inline void *allocate(size_t bytes)
