@@ -182,7 +182,10 @@ CONSTRAINTS = (
         lambda c, w, _: (c["group"] == 1)
         | (c["group"] <= np.where(c["column_order"] == 1, derived(c, w)["tiles_n"], derived(c, w)["tiles_m"])),
     ),
-    Constraint("min_blocks asks for more threads than an SM holds", lambda c, w, _: derived(c, w)["threads"] * c["min_blocks"] <= 2048),
+    Constraint(
+        "min_blocks asks for more threads than an SM holds",
+        lambda c, w, _: derived(c, w)["threads"] * c["min_blocks"] <= 2048,
+    ),
 )
 
 
