@@ -20,6 +20,7 @@ from pipeline.progress import Progress
 from pipeline.search import Archive, GuidedSearch, GuidedSettings
 from pipeline.strategy import Task
 from templates import space
+from templates.knob import columns_of
 from templates.template import Template
 from templates.workload import Workload
 
@@ -35,7 +36,8 @@ class CollectSettings:
     """What to collect. Counts are per workload and include what is measured already.
 
     splits: of conf/op; workloads: these instead, as `matmul/f32/M=1,N=64,K=64`. batch: guided configs per workload and
-    round. budget_s: start nothing new after so many seconds (0: no bound).
+    round. reuse: share of a workload's random configs that earlier workloads drew too, so that fewer have to be compiled.
+    budget_s: start nothing new after so many seconds (0: no bound).
     """
 
     splits: list[str] = field(default_factory=lambda: ["train", "validation", "test"])
@@ -43,6 +45,7 @@ class CollectSettings:
     random: int = 200
     guided: int = 64
     batch: int = 32
+    reuse: float = 0.0
     budget_s: float = 900.0
     guide: GuidedSettings = field(default_factory=GuidedSettings)
 
@@ -101,7 +104,7 @@ class Collector:
 
     def wanted(self, workloads: Sequence[Workload]) -> int:
         """How many measurements are left to make, at most."""
-        random = sum(self._missing(w, "random") for w in workloads)
+        random = sum(map(len, self.random(workloads)))
         return len(self.anchors(workloads)) + random + sum(self._missing(w, "guided") for w in workloads)
 
     def anchors(self, workloads: Sequence[Workload]) -> list[Candidate]:
@@ -110,16 +113,32 @@ class Collector:
         naives = [Candidate(w, self._canonical(self.template.naive), "naive") for w in workloads]
         return [c for c in chain(experts, naives) if not self.archive.knows(c.workload, c.config)]
 
-    def random(self, workload: Workload) -> list[Candidate]:
-        """The random configs still missing: a draw of its own for every workload, the same whenever it is repeated."""
-        missing = self._missing(workload, "random")
-        if not missing:
-            return []
+    def random(self, workloads: Sequence[Workload]) -> list[list[Candidate]]:
+        """The random configs still missing, a list per workload: a draw of its own for each, the same whenever repeated.
+
+        A share `reuse` of a draw comes at random from the earlier workloads' draws, where it is legal: their cubins serve twice.
+        """
+        pool: list[dict[str, int]] = []
+        lists = []
+        for workload in workloads:
+            drawn, new = self._draw(workload, pool)
+            pool += new
+            unknown = [c for c in drawn if not self.archive.knows(workload, c)]
+            lists.append([Candidate(workload, c, "random") for c in unknown[: self._missing(workload, "random")]])
+        return lists
+
+    def _draw(self, workload: Workload, pool: list[dict[str, int]]) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+        """A workload's random configs in random order, and those of them that are not in the pool."""
+        limits, n = self.measurer.device.limits, self.settings.random
         rng = np.random.default_rng([self.seed, *str(workload).encode()])
-        have = self.archive.count(workload)
-        drawn = space.sample(self.template, workload, self.measurer.device.limits, missing + have, rng)
-        fresh = [c for c in drawn if not self.archive.knows(workload, c)]
-        return [Candidate(workload, c, "random") for c in fresh[:missing]]
+        shared: list[dict[str, int]] = []
+        if pool and self.settings.reuse > 0:
+            fits = np.flatnonzero(space.legal(self.template, columns_of(pool, self.template.names), workload, limits))
+            shared = [pool[i] for i in rng.permutation(fits)[: round(self.settings.reuse * n)]]
+        known = {self.archive.key(c) for c in pool}
+        fresh = space.sample(self.template, workload, limits, n - len(shared), rng)
+        drawn = list({self.archive.key(c): c for c in shared + fresh}.values())
+        return [drawn[i] for i in rng.permutation(len(drawn))], [c for c in fresh if self.archive.key(c) not in known]
 
     def _canonical(self, config: object) -> dict[str, int]:
         return space.canonical_config(self.template, dict(config))  # type: ignore[call-overload]
@@ -129,7 +148,7 @@ class Collector:
         return max(0, target - self.archive.count(workload, origin))
 
     def _random_and_guided(self, workloads: Sequence[Workload], progress: Progress) -> None:
-        stream = list(interleaved([self.random(w) for w in workloads]))
+        stream = list(interleaved(self.random(workloads)))
         start = len(stream) - min(RUN_UP, len(stream) // 4)
         head, tail = stream[:start], stream[start:]
         groups = [g for g in (list(workloads[::2]), list(workloads[1::2])) if g]
