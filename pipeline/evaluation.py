@@ -10,6 +10,7 @@ import numpy as np
 from datasets.measurement import Candidate, Measurement, Origin
 from pipeline.measure.measurer import Measurer
 from pipeline.records import Pick, Yardstick
+from pipeline.strategies.admission import expert_config, naive_config
 from pipeline.strategies.trial import Memory, Trial, origin_of, run_trials
 from pipeline.strategy import Strategy, Task
 from templates.errors import InputError
@@ -33,7 +34,7 @@ class EvaluateSettings:
     """What is compared. `ks`: measurements before choosing; 0 is the pick with none.
 
     `workloads` narrows the split's workloads to those named. `batch`: measurements between two decisions at most.
-    `budget_s`: no further workload is started when it would not end in time (live only; None: no limit).
+    `budget_s`: no further workload is started when it would not end in time (0: no limit).
     `final_rounds`: how often each choice is timed anew, interleaved with the others, before it counts (live only).
     """
 
@@ -43,7 +44,7 @@ class EvaluateSettings:
     split: str = "test"
     workloads: list[str] = field(default_factory=list)
     batch: int = 5
-    budget_s: float | None = None
+    budget_s: float = 0.0
     final_rounds: int = 3
     recorded_finalists: int = 3
     tie: float = 0.005
@@ -111,9 +112,9 @@ def evaluate(
     )
 
 
-def _too_late(budget_s: float | None, started: float, done: int) -> bool:
+def _too_late(budget_s: float, started: float, done: int) -> bool:
     elapsed = time.monotonic() - started
-    return budget_s is not None and elapsed + elapsed / done > budget_s
+    return 0 < budget_s < elapsed + elapsed / done
 
 
 def task_of(template: Template, workload: Workload, measurer: Measurer) -> Task:
@@ -179,7 +180,7 @@ def true_times(
     """
     task = memory.task
     chosen = {config_text(c): (c, origin_of(t.strategy.name)) for t in trials for k in settings.ks for c in [t.pick(task, k)]}
-    for config in (dict(task.template.naive), dict(task.template.expert(task.workload)), *recorded_best):
+    for config in (naive_config(task), expert_config(task), *recorded_best):
         chosen.setdefault(config_text(config), (config, "guided"))
     if task.pool is not None:
         allowed = {config_text(config) for config in task.pool}
@@ -211,11 +212,11 @@ def _interleaved(memory: Memory, finalists: Sequence[tuple[dict[str, int], Origi
 def _yardstick(task: Task, memory: Memory, true_us: Times) -> Yardstick:
     ran = {text: time_us for text, time_us in true_us.items() if time_us is not None}
     vendor_us = ran.pop("", None)
-    naive_us = ran.get(config_text(task.template.naive))
+    naive_us = ran.get(config_text(naive_config(task)))
     if naive_us is None:
         raise InputError(f"{task.workload}: the naive config has no time, so there is no baseline; collect it again")
     best = min(ran, key=lambda text: ran[text])
-    expert_us = ran.get(config_text(task.template.expert(task.workload)))
+    expert_us = ran.get(config_text(expert_config(task)))
     return Yardstick(ran[best], best, naive_us, expert_us, vendor_us)
 
 

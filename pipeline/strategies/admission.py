@@ -38,12 +38,22 @@ def untried(configs: Iterable[dict[str, int]], history: Sequence[Measurement], n
     return fresh
 
 
+def naive_config(task: Task) -> dict[str, int]:
+    """The template's naive config."""
+    return space.canonical_config(task.template, task.template.naive)
+
+
+def expert_config(task: Task) -> dict[str, int]:
+    """The config chosen by hand for this shape."""
+    return space.canonical_config(task.template, task.template.expert(task.workload))
+
+
 def safe_default(task: Task) -> dict[str, int]:
     """What a user gets when nothing measured works: the expert's config where it can be measured, else the naive one."""
-    for config in (dict(task.template.expert(task.workload)), dict(task.template.naive)):
+    for config in (expert_config(task), naive_config(task)):
         if admits(task, config):
             return config
-    return admit(task, dict(task.template.naive))
+    return admit(task, naive_config(task))
 
 
 def admits(task: Task, config: dict[str, int]) -> bool:

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from datasets.measurement import Measurement
-from pipeline.strategies.admission import admit, safe_default, untried
+from pipeline.strategies.admission import admit, naive_config, safe_default, untried
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
 from pipeline.strategies.local_search import local_search
 from pipeline.strategies.simple import FairPools, draw
@@ -98,7 +98,7 @@ def candidates(task: Task, known: KnownGood, settings: SearchSettings, rng: np.r
         return list(task.pool)
     lent = [admit(task, config) for config in islice(borrowed(known, task.workload), settings.borrowed_starts)]
     drawn = draw(task, settings.random_starts, {}, rng)
-    return distinct([safe_default(task), admit(task, dict(task.template.naive)), *lent, *drawn])
+    return distinct([safe_default(task), naive_config(task), *lent, *drawn])
 
 
 def rank(

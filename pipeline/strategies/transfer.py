@@ -65,18 +65,19 @@ def rank_on_average(task: Task, known: KnownGood, log_time: LogTime) -> list[dic
     total, legal_count = np.zeros(len(candidates)), np.zeros(len(candidates))
     for k in known:
         legal = space.legal(task.template, columns, k.workload, task.limits)
-        total += np.where(legal, _relative(k, candidates, legal, log_time), 0.0)
+        total += np.where(legal, _relative(k, candidates, log_time), 0.0)
         legal_count += legal
     mean = total / np.maximum(legal_count, 1)
     return [candidates[i] for i in np.lexsort((mean, legal_count * 2 < len(known)))]
 
 
-def _relative(k: Known, candidates: list[dict[str, int]], legal: np.ndarray, log_time: LogTime) -> np.ndarray:
-    """Log time over the workload's best, (n,): measured where it was, otherwise predicted."""
+def _relative(k: Known, candidates: list[dict[str, int]], log_time: LogTime) -> np.ndarray:
+    """Log time over the workload's best, (n,): measured where it was; predictions are shifted to agree with those on average."""
     predicted = np.asarray(log_time(k.workload, candidates), dtype=float)
-    predicted -= predicted[legal].min() if legal.any() else 0.0
-    measured = {config_text(c): np.log(t / k.times_us[0]) for c, t in zip(k.configs, k.times_us, strict=True)}
-    return np.array([measured.get(config_text(c), p) for c, p in zip(candidates, predicted, strict=True)])
+    times = {config_text(c): float(np.log(t / k.times_us[0])) for c, t in zip(k.configs, k.times_us, strict=True)}
+    measured = np.array([times.get(config_text(c), np.nan) for c in candidates])
+    shift = np.nanmean(measured - predicted) if np.isfinite(measured).any() else -predicted.min()
+    return np.where(np.isfinite(measured), measured, predicted + shift)
 
 
 def _admitted(task: Task, configs: Sequence[dict[str, int]]) -> Iterator[dict[str, int]]:
