@@ -1,4 +1,4 @@
-"""A pretended NVML: its state is a JSON file (FAKE_NVML), so that several processes see the same GPU; setters are logged in it."""
+"""A pretended NVML. Its state is a JSON file (FAKE_NVML), so that several processes see the same GPU; setters are logged."""
 
 import copy
 import fcntl

@@ -154,6 +154,7 @@ class Bench:
         self.outs = tuple(tensor for tensor in tensors if tensor.role == "out")
         self.bound = template.error_bound(workload)
         self.scalars = tuple(np.int32(value) for value in template.scalars(workload))
+        self.damaged = False  # a candidate wrote where it should not: throw this bench away
         self._buffers: list[Guarded] = []
         try:
             self.outputs = tuple(self._allocate(tensor.name, _bytes(tensor)) for tensor in self.outs)
@@ -208,9 +209,6 @@ class Bench:
         damage += [f"changed input {b.name}" for b, s, want in zip(inputs, sums, self.sets[which].sums, strict=True) if s != want]
         self.damaged = self.damaged or bool(damage)
         return "; ".join(filter(None, damage + problems)), ratio
-
-    damaged = False
-    """A candidate wrote where it should not: throw this bench away."""
 
     def close(self) -> None:
         """Free all memory."""

@@ -135,7 +135,7 @@ class Observer:
         if samples is None:
             return None
         self._since = max((s.timeStamp for s in samples), default=self._since)
-        return sum(s.smUtil for s in samples if s.pid not in self.own) > BUSY_PERCENT
+        return bool(sum(s.smUtil for s in samples if s.pid not in self.own) > BUSY_PERCENT)
 
 
 def conditions(before: Reading, after: Reading, locked_mhz: int | None = None) -> Conditions:

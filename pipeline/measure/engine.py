@@ -5,6 +5,7 @@ faults of the candidate are contained.
 """
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from statistics import median
 from typing import Any
 
 from datasets.device import Device
-from datasets.measurement import Conditions
 from pipeline.measure import clocks
 from pipeline.measure.check import Bench, Checker
 from pipeline.measure.gpu import Gpu, NoGpuError, fault_of
@@ -37,10 +37,10 @@ class GpuEngine:
     `phase` is called before each step that may hang or crash; whoever waits gives each its own deadline.
     """
 
-    def __init__(self, timing: TimingSettings, locked_mhz: int | None = None) -> None:
+    def __init__(self, timing: TimingSettings) -> None:
         if timing.l2 not in ("cold", "warm"):
             raise InputError(f"timing.l2={timing.l2!r}: use cold or warm")
-        self.timing, self.locked_mhz = timing, locked_mhz
+        self.timing = timing
         nvml = clocks.load_nvml()
         earlier = clocks.all_pids(nvml)
         try:
@@ -49,7 +49,6 @@ class GpuEngine:
             raise InputError(f"no usable GPU ({error}); use gpu=replay to work from recorded timings") from None
         self.device: Device = self.gpu.describe()
         self.driver = clocks.driver_version(nvml) or self.gpu.driver_version()
-        self.gpu.stream.sync()
         self.observer = clocks.Observer(nvml, self.gpu.pci_bus_id, earlier)
         self.benches: OrderedDict[Workload, Bench] = OrderedDict()
 
@@ -57,9 +56,9 @@ class GpuEngine:
         """Who we are."""
         return Hello(self.device, self.driver, self.gpu.pci_bus_id)
 
-    def equip(self, tools: Tools) -> str:
+    def equip(self, tools: Tools, locked_mhz: int | None) -> str:
         """Take the helper kernels (they need the architecture that `hello` told) and calibrate; returns notes for the log."""
-        self.tools = tools
+        self.tools, self.locked_mhz = tools, locked_mhz
         self.checker = Checker(self.gpu, tools.check)
         self.lane = GpuLane(self.gpu, tools.check, self.timing.l2)
         lane = self.lane
@@ -116,8 +115,7 @@ class GpuEngine:
         phase("check")
         workspace = bench.workspace(launch)
         try:
-            geometry = (launch.grid, launch.block, launch.dynamic_smem_bytes)
-            kernel = self.gpu.kernel(job.code, bench.template.entry, *geometry, bench.arguments(0, workspace))
+            kernel = self.gpu.kernel(job.code, bench.template.entry, launch, bench.arguments(0, workspace))
             return self._check_and_time(job, bench, kernel, workspace, phase)
         finally:
             self._tidy(bench, workspace)
@@ -127,7 +125,7 @@ class GpuEngine:
         first_us = self.lane.once_us(lambda: self.gpu.launch(kernel))
         problem, error = bench.examine(0, workspace)
         if problem:
-            return Outcome("wrong_answer", problem, error=error)
+            return Outcome("wrong_answer", problem, error=_finite(error))
         phase("time")
         timed = replace(kernel, args=bench.arguments(1, workspace))
         bench.poison()
@@ -135,7 +133,7 @@ class GpuEngine:
         problem, error_after = bench.examine(1, workspace)
         error = max(error, error_after)
         if problem:
-            return Outcome("wrong_answer", f"after timing: {problem}", error=error, conditions=outcome.conditions)
+            return Outcome("wrong_answer", f"after timing: {problem}", error=_finite(error), conditions=outcome.conditions)
         return replace(outcome, error=error)
 
     def _time(self, enqueue: Callable[[], None], first_us: float, best_us: float | None, floor: float) -> Outcome:
@@ -175,17 +173,14 @@ class GpuEngine:
         phase("check")
         first_us = self.lane.once_us(enqueue)
         phase("time")
-        outcome = self._time(enqueue, first_us, None, 0.0)
-        return replace(outcome, conditions=outcome.conditions or Conditions())
+        return self._time(enqueue, first_us, None, 0.0)
+
+
+def _finite(error: float) -> float | None:
+    """An error as rows keep it: unknown where an output was NaN or infinite."""
+    return error if math.isfinite(error) else None
 
 
 def _estimate(tensors: Any) -> int:
     """Bytes a bench will hold, from above: two sets of inputs, outputs with two float64 arrays per set."""
-    return sum(2 * 8 * _elements(t) if t.role == "in" else (8 + 2 * 16) * _elements(t) for t in tensors)
-
-
-def _elements(tensor: Any) -> int:
-    total = 1
-    for extent in tensor.shape:
-        total *= extent
-    return total
+    return sum(math.prod(t.shape) * (2 * 8 if t.role == "in" else 8 + 2 * 16) for t in tensors)

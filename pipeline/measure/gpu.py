@@ -14,11 +14,12 @@ from cuda.core import Device as CoreDevice
 from cuda.core import EventOptions, LaunchConfig, ObjectCode, launch
 
 from datasets.device import Device
+from templates.template import Launch
 
-HARMLESS = frozenset(
-    "INVALID_VALUE OUT_OF_MEMORY INVALID_IMAGE NO_BINARY_FOR_GPU NOT_FOUND LAUNCH_OUT_OF_RESOURCES NOT_SUPPORTED"
-    " UNSUPPORTED_PTX_VERSION INVALID_HANDLE INVALID_SOURCE".split()
-)
+HARMLESS = frozenset({
+    "INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_IMAGE", "NO_BINARY_FOR_GPU", "NOT_FOUND", "LAUNCH_OUT_OF_RESOURCES",
+    "NOT_SUPPORTED", "UNSUPPORTED_PTX_VERSION", "INVALID_HANDLE", "INVALID_SOURCE",
+})  # fmt: skip
 """Errors that refuse one call and leave the context usable. After any other, only a new process helps."""
 
 _CODE = re.compile(r"CUDA_ERROR_(\w+)")
@@ -142,16 +143,15 @@ class Gpu:
         _call(driver.cuMemcpyHtoDAsync, address, array.ctypes.data, array.nbytes, self.stream.handle)
         self.sync()
 
-    def kernel(
-        self, code: bytes, entry: str, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int, args: tuple[Any, ...]
-    ) -> Kernel:
+    def kernel(self, code: bytes, entry: str, geometry: Launch, args: tuple[Any, ...]) -> Kernel:
         """Load an entry point from a cubin. Python ints are pointers; scalars come as numpy types of the right width."""
         library = ObjectCode.from_cubin(code)
         handle = library.get_kernel(entry)
+        smem_bytes = geometry.dynamic_smem_bytes
         if smem_bytes > 48 * 1024:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _call(driver.cuKernelSetAttribute, attribute, smem_bytes, handle.handle, self._ordinal)
-        return Kernel(library, handle, LaunchConfig(grid=grid, block=block, shmem_size=smem_bytes), args)
+        return Kernel(library, handle, LaunchConfig(grid=geometry.grid, block=geometry.block, shmem_size=smem_bytes), args)
 
     def resident(self, code: bytes, entry: str, grid: int, block: int, *args: Any) -> None:
         """Queue a one-dimensional launch of a kernel that stays loaded: the measurer's own and references."""

@@ -4,17 +4,26 @@ from dataclasses import dataclass, field
 
 from datasets.device import Device
 from datasets.measurement import Candidate, Conditions, Status
+from pipeline.measure.settings import FarmSettings
+from templates.knob import config_text
 from templates.workload import Workload
 
 
 @dataclass(frozen=True)
+class Start:
+    """The first message to a worker."""
+
+    settings: FarmSettings
+    parent: int
+
+
+@dataclass(frozen=True)
 class Hello:
-    """A worker is ready: its GPU and driver, how NVML knows the GPU, and what its timer found out about itself."""
+    """A worker has its GPU: what it is, its driver, how NVML knows it."""
 
     device: Device
     driver: str
     pci_bus_id: str
-    notes: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,6 @@ class Job:
     best_us: float | None = None
 
     def __str__(self) -> str:
-        from templates.knob import config_text
-
         return f"{self.candidate.workload} {config_text(self.candidate.config)}"
 
 

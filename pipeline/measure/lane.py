@@ -34,7 +34,7 @@ class GpuLane:
 
     def _calibrate(self) -> None:
         if self.cold:
-            self.flush_us = graph_replay_us(self, self._read_all)
+            self.flush_us = graph_replay_us(self, self.read_all)
         self.empty_us = graph_replay_us(self, self.empty)
         # A pretended 50 us first launch and no early stop: 20 + 100 samples, the overhead still zero.
         settings = TimingSettings(warmup=20, samples=100, precision=0.0)
@@ -51,9 +51,10 @@ class GpuLane:
     def flush(self) -> None:
         """Queue a read of twice L2's size; nothing when warm."""
         if self.cold:
-            self._read_all()
+            self.read_all()
 
-    def _read_all(self) -> None:
+    def read_all(self) -> None:
+        """Queue a read of twice L2's size."""
         words = np.uint64(self._flush_bytes // 16)
         self.gpu.resident(self.tools, "flush", self._grid, 256, self._flushed, words, self._flushed + self._flush_bytes)
 
@@ -91,12 +92,21 @@ def graph_replay_us(lane: GpuLane, enqueue: Callable[[], None], launches: int = 
     With `flush`, a flush stands before each launch and a graph of the flushes alone is taken off.
     """
     if flush:
-        both = graph_replay_us(lane, lambda: (lane._read_all(), enqueue())[0], launches)
-        return both - graph_replay_us(lane, lane._read_all, launches)
+
+        def flushed() -> None:
+            lane.read_all()
+            enqueue()
+
+        return graph_replay_us(lane, flushed, launches) - graph_replay_us(lane, lane.read_all, launches)
     gpu = lane.gpu
     enqueue()  # loads the kernel: loading is not allowed inside a capture
     gpu.sync()
-    graph = gpu.capture(lambda: [enqueue() for _ in range(launches)][0])
+
+    def repeat() -> None:
+        for _ in range(launches):
+            enqueue()
+
+    graph = gpu.capture(repeat)
     try:
         times = [lane.once_us(lambda: gpu.replay(graph)) / launches for _ in range(11)]
     finally:

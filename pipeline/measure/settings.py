@@ -63,8 +63,8 @@ class FarmSettings:
 
     gpus: indices, all visible ones when empty. look_ahead: candidates rendered and built ahead of the GPUs. deadline_s:
     the longest one phase of a candidate (check, timing) may take; prepare_s: inputs and references of a new workload;
-    start_s: a worker's start. log_dir: where workers write `worker-<gpu>.log` (None: nowhere). engine: what runs in the
-    worker, `module:class`, replaced in tests.
+    start_s: a worker's start. log_dir: where workers write `worker-<gpu>.log` (None: nowhere). vendor: what prepares
+    the vendor's kernel, `module:function`. engine: what runs in the worker, `module:class`, replaced in tests.
     """
 
     gpus: list[int] = field(default_factory=list)
@@ -73,6 +73,7 @@ class FarmSettings:
     prepare_s: float = 120.0
     start_s: float = 120.0
     log_dir: str | None = None
+    vendor: str = "pipeline.baselines.vendor:prepare"
     engine: str = "pipeline.measure.engine:GpuEngine"
     build: BuildSettings = field(default_factory=BuildSettings)
     timing: TimingSettings = field(default_factory=TimingSettings)

@@ -1,0 +1,336 @@
+"""The local GPUs as a measurer: builds run ahead in a pool, each GPU's worker times one candidate at a time."""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median
+from types import TracebackType
+
+from datasets.device import Device
+from datasets.measurement import Candidate, Measurement
+from pipeline.measure import clocks
+from pipeline.measure.build import BuildPool, Cubin
+from pipeline.measure.jobs import Hello, Job, Outcome, Tools, VendorJob
+from pipeline.measure.lock import ClockLock
+from pipeline.measure.nvcc import BuildFailure
+from pipeline.measure.settings import FarmSettings
+from pipeline.measure.worker import Worker, WorkerLostError
+from templates.errors import InputError
+from templates.render import render
+from templates.space import violations
+from templates.template import Template, load_template, operators
+from templates.workload import Workload
+
+CHECK_SOURCE = Path(__file__).with_name("check.cu")
+RESTARTS = 3
+"""Attempts to start a worker anew after a crash before its GPU is given up."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Task:
+    candidate: Candidate
+    built: Cubin | None  # None: the vendor's kernel
+    future: "Future[Measurement]"
+
+
+class GpuFarm:
+    """Measures candidates on the visible GPUs, one worker process each. A `Measurer` with source "gpu".
+
+    InputError, one line, where there is no usable GPU or compiler, or clocks cannot be locked though asked to. Use it as a
+    context manager, or call `close`.
+    """
+
+    source = "gpu"
+
+    def __init__(self, settings: FarmSettings | None = None, gpu_indices: Sequence[int] | None = None) -> None:
+        self.settings = settings or FarmSettings()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._best: dict[Workload, float] = {}
+        self._counts = {"measured": 0, "restarts": 0}
+        self._busy_s = 0.0
+        self._active = _Stopwatch()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._pool: BuildPool | None = None
+        self._clock_lock: ClockLock | None = None
+        visible = _visible(list(gpu_indices) if gpu_indices is not None else self.settings.gpus)
+        self.workers = [Worker(self.settings, number, name) for number, name in visible]
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        with ThreadPoolExecutor(len(self.workers)) as starters:
+            hellos = list(starters.map(_start, self.workers))
+        self._hello = hellos[0]
+        if len({hello.device.compute_capability for hello in hellos}) > 1:
+            raise InputError("the GPUs differ in compute capability; choose alike ones with farm.gpus")
+        self.device: Device = self._hello.device
+        self._clock_lock = ClockLock(self.settings.clocks, [h.pci_bus_id for h in hellos], clocks.load_nvml())
+        self._clock_lock.__enter__()
+        major, minor = self.device.compute_capability
+        self._pool = BuildPool(self.settings.build, f"sm_{major}{minor}")
+        self._tools = self._build_tools(self._pool)
+        for worker in self.workers:
+            log.info("GPU %d, %s: %s", worker.number, self.device.name, worker.equip(self._tools, self._clock_lock.locked_mhz))
+        self._working = len(self.workers)
+        for worker in self.workers:
+            self._threads.append(threading.Thread(target=self._work, args=(worker,), daemon=True))
+            self._threads[-1].start()
+
+    def _build_tools(self, pool: BuildPool) -> Tools:
+        sources = {"": CHECK_SOURCE, **{op: load_template(op).reference_path for op in operators()}}
+        building = {op: (path, pool.submit(path.read_text())) for op, path in sources.items()}
+        code: dict[str, bytes] = {}
+        for op, (path, future) in building.items():
+            result = future.result()
+            if isinstance(result, BuildFailure):
+                raise InputError(f"{path.name} does not build with {pool.compiler.path}: {result.message}")
+            code[op] = result.code
+        return Tools(code.pop(""), code)
+
+    def known(self, workload: Workload) -> Sequence[dict[str, int]] | None:
+        """None: every legal config can be measured."""
+        return None
+
+    def measure(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        """One measurement per candidate, in order, each as soon as it and those before it are there.
+
+        Candidates are rendered and built up to `look_ahead` ahead. A candidate of origin "vendor" (config {}) is the
+        vendor's kernel. InputError when no GPU is left.
+        """
+        waiting: deque[Future[Measurement]] = deque()
+        upcoming = iter(candidates)
+        self._active.start()
+        try:
+            while True:
+                while len(waiting) < self.settings.look_ahead and (candidate := next(upcoming, None)) is not None:
+                    waiting.append(self._submit(candidate))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            self._active.stop()
+
+    def measure_vendor(self, workload: Workload) -> Measurement:
+        """The vendor's kernel on a workload, by the very same timer; config {}, origin "vendor"."""
+        return next(iter(self.measure([Candidate(workload, {}, "vendor")])))
+
+    def set_aside_s(self, candidate: Candidate) -> float:
+        """Seconds for which a config is still set aside because its compile was slow; 0 when it is not."""
+        assert self._pool is not None
+        return self._pool.set_aside_s(render(load_template(candidate.workload.op), candidate.config))
+
+    def stats(self) -> dict[str, float]:
+        """Candidates measured and a second, restarts, the GPUs' busy share while measuring, and the build pool's counts."""
+        assert self._pool is not None
+        wall = self._active.seconds
+        return {
+            **self._counts,
+            "configs_per_s": self._counts["measured"] / wall if wall else 0.0,
+            "gpu_busy_share": min(1.0, self._busy_s / (wall * len(self.workers))) if wall else 0.0,
+            **{f"build_{name}": value for name, value in self._pool.stats().items()},
+        }
+
+    def close(self) -> None:
+        """End workers and builds, restore clocks."""
+        if self._closed:
+            return
+        self._closed = True
+        for _ in self._threads:
+            self._tasks.put(None)
+        for worker, thread in zip(self.workers, self._threads, strict=False):
+            thread.join(timeout=1.0)
+            if thread.is_alive():
+                worker.kill()  # in the middle of a job: ending it frees the thread
+        for worker in self.workers:
+            worker.close()
+        if self._pool is not None:
+            self._pool.close()
+        if self._clock_lock is not None:
+            self._clock_lock.restore()
+
+    def __enter__(self) -> "GpuFarm":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _submit(self, candidate: Candidate) -> "Future[Measurement]":
+        future: Future[Measurement] = Future()
+        template = load_template(candidate.workload.op)
+        if candidate.origin == "vendor":
+            self._tasks.put(_Task(candidate, None, future))
+            return future
+        reasons = violations(template, candidate.config, candidate.workload, self.device.limits)
+        if reasons:
+            future.set_result(self._row(candidate, None, Outcome("illegal", "; ".join(reasons))))
+            return future
+        assert self._pool is not None
+        build = self._pool.submit(render(template, candidate.config))
+        build.add_done_callback(lambda done: self._built(candidate, done, future))
+        return future
+
+    def _built(self, candidate: Candidate, done: "Future[Cubin | BuildFailure]", future: "Future[Measurement]") -> None:
+        if done.cancelled():
+            future.cancel()
+            return
+        result = done.result()
+        if isinstance(result, Cubin):
+            self._tasks.put(_Task(candidate, result, future))
+        elif future.set_running_or_notify_cancel():
+            future.set_result(self._row(candidate, result, Outcome(result.status, result.message)))
+
+    def _work(self, worker: Worker) -> None:
+        """One GPU's thread: take what is built, have it measured."""
+        while (task := self._tasks.get()) is not None:
+            if not task.future.set_running_or_notify_cancel():
+                continue
+            try:
+                task.future.set_result(self._on_gpu(worker, task))
+            except WorkerLostError as error:
+                self._give_up(task, error)
+                return
+            except BaseException as error:
+                task.future.set_exception(error)
+
+    def _on_gpu(self, worker: Worker, task: _Task) -> Measurement:
+        workload = task.candidate.workload
+        if not worker.alive:
+            self._restart(worker)
+        job: Job | VendorJob = VendorJob(workload, self.settings.vendor)
+        if task.built is not None:
+            job = Job(task.candidate, task.built.code, self._best.get(workload))
+        row = self._row(task.candidate, task.built, outcome := worker.run(job))
+        with self._lock:
+            self._busy_s += outcome.busy_s
+            self._counts["measured"] += 1
+            if row.time_us is not None and task.built is not None:
+                self._best[workload] = min(row.time_us, self._best.get(workload, row.time_us))
+        return row
+
+    def _restart(self, worker: Worker) -> None:
+        assert self._clock_lock is not None
+        with self._lock:
+            self._counts["restarts"] += 1
+        for left in range(RESTARTS - 1, -1, -1):
+            if self._closed:
+                raise WorkerLostError("the farm is closed")
+            try:
+                worker.start()
+                worker.equip(self._tools, self._clock_lock.locked_mhz)
+                return
+            except (WorkerLostError, InputError) as error:
+                log.warning("worker %d: %s", worker.number, error)
+                if not left:
+                    raise WorkerLostError(str(error)) from error
+                time.sleep(1.0)
+
+    def _give_up(self, task: _Task, error: WorkerLostError) -> None:
+        """Leave this GPU's work to the others; when it was the last, everybody waiting is told."""
+        with self._lock:
+            self._working -= 1
+            last = self._working == 0
+        if not last:
+            # A future that runs cannot be queued again: its stand-in carries the result over.
+            stand_in: Future[Measurement] = Future()
+            stand_in.add_done_callback(lambda done: _pass_on(done, task.future))
+            self._tasks.put(_Task(task.candidate, task.built, stand_in))
+            return
+        task.future.set_exception(_no_gpu_left(error))
+        while (other := self._tasks.get()) is not None:
+            if other.future.set_running_or_notify_cancel():
+                other.future.set_exception(_no_gpu_left(error))
+
+    def _row(self, candidate: Candidate, built: Cubin | BuildFailure | None, outcome: Outcome) -> Measurement:
+        template: Template = load_template(candidate.workload.op)
+        ok = outcome.status == "ok"
+        cubin = built if isinstance(built, Cubin) else None
+        return Measurement(
+            workload=candidate.workload,
+            config=dict(candidate.config),
+            status=outcome.status,
+            message=outcome.message,
+            time_us=median(outcome.samples_us) if ok else None,
+            samples_us=outcome.samples_us,
+            origin=candidate.origin,
+            gpu=self.device.name,
+            nvcc=self._pool.compiler.version if self._pool is not None else "",
+            driver=self._hello.driver,
+            template_version=template.version,
+            l2="warm" if self.settings.timing.l2 == "warm" else "cold",
+            error=outcome.error,
+            compile_s=built.compile_s if built is not None else None,
+            cache_hit=cubin.cache_hit if cubin is not None else None,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            resources=cubin.resources(template.entry) if cubin is not None else None,
+            conditions=outcome.conditions,
+        )
+
+
+class _Stopwatch:
+    """Seconds during which at least one of several overlapping spans was open."""
+
+    def __init__(self) -> None:
+        self._open, self._since, self._total = 0, 0.0, 0.0
+
+    def start(self) -> None:
+        self._since = time.monotonic() if self._open == 0 else self._since
+        self._open += 1
+
+    def stop(self) -> None:
+        self._open -= 1
+        self._total += time.monotonic() - self._since if self._open == 0 else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._total + (time.monotonic() - self._since if self._open else 0.0)
+
+
+def _start(worker: Worker) -> Hello:
+    try:
+        return worker.start()
+    except WorkerLostError as error:
+        raise InputError(str(error)) from error
+
+
+def _pass_on(done: "Future[Measurement]", future: "Future[Measurement]") -> None:
+    error = done.exception()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
+
+
+def _no_gpu_left(error: WorkerLostError) -> InputError:
+    return InputError(f"no GPU is left to measure on ({error}); run again to continue")
+
+
+def _visible(indices: list[int]) -> list[tuple[int, str]]:
+    """(number, CUDA_VISIBLE_DEVICES entry) of the GPUs to use: those of the environment, else all NVML sees, else one."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        names = [name.strip() for name in named.split(",") if name.strip()]
+    else:
+        names = [str(i) for i in range(clocks.visible_gpus(clocks.load_nvml()) or 1)]
+    if not names:
+        raise InputError("CUDA_VISIBLE_DEVICES is empty: no GPU to measure on; use gpu=replay")
+    for index in indices:
+        if not 0 <= index < len(names):
+            raise InputError(f"farm.gpus: GPU {index} is not there; {len(names)} visible")
+    return [(index, names[index]) for index in indices or range(len(names))]
