@@ -43,7 +43,7 @@ def local_search(
         fresh = _unseen(task, children(task, parents, BLIND * CHILDREN, rng), scored)[:CHILDREN]
         stalled, lowest = scored[best[0]][0] >= lowest, scored[best[0]][0]
         if stalled or not fresh:
-            fresh += _unseen(task, _edits_of_next(task, scored, best, expanded), scored)
+            fresh = _unseen(task, [*fresh, *_edits_of_next(task, scored, best, expanded)], scored)
     return _sorted(scored.values())
 
 
