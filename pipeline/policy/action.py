@@ -102,6 +102,10 @@ class Moves:
     legal: np.ndarray
     after: dict[str, np.ndarray]
 
+    def of(self, rows: np.ndarray) -> "Moves":
+        """The moves of some of the configs (indices or a bool mask)."""
+        return Moves(self.steps, self.legal[rows], {name: column[rows] for name, column in self.after.items()})
+
     def taken(self, move: np.ndarray) -> dict[str, np.ndarray]:
         """Columns (n,) after one move each; `move` is int (n,)."""
         rows = np.arange(len(move))

@@ -53,7 +53,11 @@ class Scene:
 
 
 class Search:
-    """n searches on one scene and one world. `starts` are legal configs; `world` is None when nothing will be measured."""
+    """n searches on one scene and one world. `starts` are legal configs; `world` is None when nothing will be measured.
+
+    `memory` is what the searches know already, `source` (n, s) the AST counts to show until something is measured: by default
+    nothing, and those of the starts.
+    """
 
     def __init__(
         self,
@@ -63,19 +67,21 @@ class Search:
         settings: EpisodeSettings,
         reward: RewardSettings,
         rng: np.random.Generator,
+        memory: Memory | None = None,
+        source: np.ndarray | None = None,
     ) -> None:
         n, template = len(starts), scene.template
         self.scene, self.world, self.settings, self.reward, self.rng = scene, world, settings, reward, rng
         self.pool = None if world is None or world.pool is None else Pool(template, world.pool)
         self.columns = columns_of(list(starts), template.names)
         self.best_columns = {name: column.copy() for name, column in self.columns.items()}
-        self.memory = Memory(n, None if world is None else world.baseline)
+        self.memory = memory or Memory(n, None if world is None else world.baseline)
         self.ended = np.zeros(n, dtype=bool)
         self.aside = np.zeros((n, len(action.steps(template.op).knob)), dtype=int)
         self.last_move = np.zeros(n, dtype=int)
         self.naive_log_time = float(scene.log_times(columns_of([template.naive], template.names)).mean())
         self.features = state.feature_rows(template, scene.workload, self.columns, scene.device)
-        self.source = np.stack([state.source_row(scene.layout, template, config) for config in starts])
+        self.source = state.source_rows(scene.layout, template, starts) if source is None else source
         self.records: list[Episodes] = []
         self._refresh(np.arange(n))
         self.memory.start_level = self.memory.level.copy()
@@ -120,6 +126,20 @@ class Search:
         self._refresh(rows)
         self.memory.start_level[rows] = self.memory.level[rows]
 
+    def put(self, rows: np.ndarray, configs: Sequence[dict[str, int]]) -> None:
+        """Place these searches at other configs."""
+        for name, column in self.columns.items():
+            column[rows] = [config[name] for config in configs]
+        self._refresh(rows)
+
+    def edit(self, rows: np.ndarray, moves: Moves, move: np.ndarray) -> None:
+        """Take one edit in each of these searches; `moves` are theirs, `move` (rows,) indexes them."""
+        place = np.arange(len(rows))
+        for name, column in moves.after.items():
+            self.columns[name][rows] = column[place, move]
+        self.last_move[rows] = move
+        self._refresh(rows)
+
     def step(self, rows: np.ndarray, moves: Moves, choice: Choice) -> None:
         """One decision of each of these searches; the last step of an episode measures what it has come to.
 
@@ -144,20 +164,14 @@ class Search:
             edit = Choice(np.zeros(len(move), dtype=bool), move)
             self._transition(rows[walking], self.moves(rows[walking]), edit, counted=False)
         level = self.memory.level[rows].copy()
-        for name, column in self.columns.items():  # where no legal path led all the way, the rest is one jump
-            column[rows] = [goal[name] for goal in goals]
-        self._refresh(rows)
+        self.put(rows, goals)  # where no legal path led all the way, the rest is one jump
         self.memory.level[rows] = level  # the measurement that follows accounts for the jump
 
     def _transition(self, rows: np.ndarray, moves: Moves, choice: Choice, counted: bool) -> None:
         before, level, memory = self.states(rows), self.memory.level[rows].copy(), self.memory
         actions = action.encode(self.scene.vocab, moves, self.at(rows), choice, self.settings.jitter, self.rng)
         memory.steps[rows] += counted
-        edited = np.flatnonzero(~choice.measure)
-        for name, column in moves.after.items():
-            self.columns[name][rows[edited]] = column[edited, choice.move[edited]]
-        self.last_move[rows[edited]] = choice.move[edited]
-        self._refresh(rows[edited])
+        self.edit(rows[~choice.measure], moves.of(~choice.measure), choice.move[~choice.measure])
         cost = np.zeros(len(rows))
         cost[choice.measure] = self._measure(rows[choice.measure])
         if counted:

@@ -25,6 +25,15 @@ class Memory:
         self.steps, self.measured = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
         self.levels: list[dict[tuple[int, ...], float | None]] = [{} for _ in range(n)]
 
+    def repeated(self, n: int) -> "Memory":
+        """n searches that all know what this single one knows, each at the start of an episode."""
+        copy = Memory(n, None)
+        for name, value in vars(self).items():
+            repeated = [dict(value[0]) for _ in range(n)] if isinstance(value, list) else np.repeat(value[:1], n)
+            setattr(copy, name, repeated)
+        copy.steps[:] = 0
+        return copy
+
     def learn(self, row: int, key: tuple[int, ...], outcome: Outcome) -> bool:
         """Take in one outcome of search `row`'s current config; True when it is the best so far."""
         self.kind[row] = kind(outcome)

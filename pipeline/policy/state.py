@@ -118,6 +118,11 @@ def source_row(layout: Layout, template: Template, config: Config) -> np.ndarray
     return np.log1p(np.array([max(0.0, counts.get(name, 0.0)) for name in layout.source]))
 
 
+def source_rows(layout: Layout, template: Template, configs: Sequence[Config]) -> np.ndarray:
+    """Float (n, s): `source_row` of each config."""
+    return np.stack([source_row(layout, template, config) for config in configs])
+
+
 def feature_rows(template: Template, workload: Workload, columns: Columns, device: Device) -> np.ndarray:
     """Float32 (n, d): the cost model's compile-free features, in the order of `features.names`."""
     found: np.ndarray = features.matrix(template, workload, columns, device)

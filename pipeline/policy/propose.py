@@ -1,0 +1,208 @@
+"""The strategy that uses everything: policy, cost model, known-good configs and what the task's own measurements say.
+
+Candidates: a closed world's pool; in an open one the policy's sampled edits, the cost model's own search, known-good configs and
+the safe default. They are ranked by predicted log time, the policy's view of what is left to gain, and the residual of the
+measurements so far. Each part has a switch, so that its worth is a number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from datasets.measurement import Measurement
+from pipeline.policy.action import positions
+from pipeline.policy.env import EpisodeSettings
+from pipeline.policy.iql import Policy
+from pipeline.policy.residual import Residual, ResidualSettings
+from pipeline.policy.rollout import prospects, remembered, roll_out, scene_of
+from pipeline.policy.world import Pool, TimeModel, config_key
+from pipeline.strategies.admission import admit, admits, safe_default, untried
+from pipeline.strategies.known_good import KnownGood, borrowed, distinct
+from pipeline.strategies.local_search import local_search
+from pipeline.strategy import Task
+from templates import space
+from templates.errors import InputError
+from templates.knob import columns_of
+
+
+@dataclass(frozen=True)
+class ProposeSettings:
+    """use_*: the parts. rollouts: sampled edit sequences per decision, of at most `steps` edits, `samples` actions drawn for each.
+
+    evaluations: configs that the cost model's own search scores in an open world, from `random_starts` draws and `known_good`
+    borrowed configs. value_weight: log time that one unit of the policy's prospects counts; vote_weight: log time that the most
+    often proposed config gains; explore: standard deviations of the residual by which an unexplored candidate is favoured.
+    """
+
+    use_policy: bool = True
+    use_cost_model: bool = True
+    use_known_good: bool = True
+    use_residual: bool = True
+    rollouts: int = 256
+    steps: int = 8
+    samples: int = 4
+    evaluations: int = 1024
+    random_starts: int = 256
+    known_good: int = 16
+    value_weight: float = 0.1
+    vote_weight: float = 0.02
+    explore: float = 0.5
+    residual: ResidualSettings = field(default_factory=ResidualSettings)
+
+    def __post_init__(self) -> None:
+        if not (self.use_policy or self.use_cost_model or self.use_known_good):
+            raise InputError("propose: switch on at least one of use_policy, use_cost_model, use_known_good")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Candidates of one task with what each source says of them; (n,) arrays, log time, lower is better."""
+
+    configs: list[dict[str, int]]
+    positions: np.ndarray
+    predicted: np.ndarray
+    opinion: np.ndarray
+
+
+@dataclass
+class PolicyStrategy:
+    """Proposes from all parts. `policy` may be None when settings.use_policy is off. One instance serves any number of tasks."""
+
+    policy: Policy | None
+    model: TimeModel
+    known: KnownGood
+    settings: ProposeSettings = field(default_factory=ProposeSettings)
+    name: str = "policy"
+    _searched: dict[str, list[dict[str, int]]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.policy is None and self.settings.use_policy:
+            raise InputError("propose.use_policy is on, but there is no trained policy; run `make pretrain` or switch it off")
+
+    def propose(
+        self, task: Task, history: Sequence[Measurement], n: int, rng: np.random.Generator
+    ) -> list[dict[str, int]]:
+        """The next n, best first. A pure function of its arguments and the generator, but for a cache of the model's search."""
+        ranking = self.rank(task, history, rng)
+        return self._pick(task, ranking, history, n)
+
+    def rank(self, task: Task, history: Sequence[Measurement], rng: np.random.Generator) -> Ranking:
+        """Every candidate that was not measured yet."""
+        votes = self._votes(task, history, rng)
+        configs = untried([*self._candidates(task, rng), *votes_first(votes)], history, 1 << 30)
+        columns = columns_of(configs, task.template.names)
+        predicted = np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float).mean(axis=0)
+        if not self.settings.use_cost_model:
+            predicted = np.zeros(len(configs))
+        opinion = self._opinion(task, history, configs, votes)
+        return Ranking(configs, positions(task.template, columns), predicted, opinion)
+
+    def _candidates(self, task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
+        """Everything but the policy's proposals, the safe default first; found once per workload."""
+        key = f"{task.workload}@{task.device.name}/{task.pool is None}"
+        if task.pool is not None:
+            return list(task.pool)
+        if key not in self._searched:
+            starts = [safe_default(task), *self._borrowed(task)]
+            self._searched[key] = starts
+            if self.settings.use_cost_model:
+                fresh = space.sample(task.template, task.workload, task.limits, self.settings.random_starts, rng)
+                columns = columns_of(fresh, task.template.names)
+                order = self._mean(task, columns).argsort(kind="stable")[:16]
+                starts = distinct([*starts, *(fresh[i] for i in order)])
+                found = local_search(
+                    task, lambda c: self._mean(task, columns_of(c, task.template.names)), starts, self.settings.evaluations, rng
+                )
+                self._searched[key] = distinct([*starts, *(config for _, config in found)])
+        return self._searched[key]
+
+    def _mean(self, task: Task, columns: dict[str, np.ndarray]) -> np.ndarray:
+        by_member = np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float)
+        mean: np.ndarray = by_member.mean(axis=0)
+        return mean
+
+    def _borrowed(self, task: Task) -> list[dict[str, int]]:
+        """Known-good configs of the nearest training workloads, moved to the nearest that can be measured here."""
+        if not self.settings.use_known_good or not self.known:
+            return []
+        return distinct([admit(task, config) for config in borrowed(self.known, task.workload)[: self.settings.known_good]])
+
+    def _votes(self, task: Task, history: Sequence[Measurement], rng: np.random.Generator) -> dict[tuple[int, ...], tuple[int, dict[str, int]]]:
+        """What the policy's rollouts end at (in a closed world: its nearest members), and how many of them do."""
+        if not self.settings.use_policy or self.policy is None:
+            return {}
+        steps = EpisodeSettings(steps=self.settings.steps)
+        past = remembered(scene_of(task, self.policy, self.model), history, steps)
+        ends = roll_out(self.policy, past, self._starts(task, history), self.settings.rollouts, self.settings.samples, rng)
+        if task.pool is not None:
+            ends = [task.pool[i] for i in Pool(task.template, task.pool).nearest(ends)]
+        votes: dict[tuple[int, ...], tuple[int, dict[str, int]]] = {}
+        for config in ends:
+            key = config_key(task.template, config)
+            votes[key] = (votes.get(key, (0, config))[0] + 1, config)
+        return votes
+
+    def _starts(self, task: Task, history: Sequence[Measurement]) -> list[dict[str, int]]:
+        """Where rollouts begin: the best measured configs, the safe default, borrowed ones and naive, all legal."""
+        timed = sorted((m.time_us, i) for i, m in enumerate(history) if m.time_us is not None)
+        best = [dict(history[i].config) for _, i in timed[:4]]
+        open_task = replace(task, pool=None)
+        return distinct([*best, safe_default(open_task), *self._borrowed(open_task)[:8], dict(task.template.naive)])
+
+    def _opinion(
+        self,
+        task: Task,
+        history: Sequence[Measurement],
+        configs: list[dict[str, int]],
+        votes: dict[tuple[int, ...], tuple[int, dict[str, int]]],
+    ) -> np.ndarray:
+        """The policy's part of the ranking, (n,): what it still sees to gain, less a bonus for what it proposes often."""
+        if self.policy is None or not self.settings.use_policy or not configs:
+            return np.zeros(len(configs))
+        steps = EpisodeSettings(steps=self.settings.steps)
+        past = remembered(scene_of(task, self.policy, self.model), history, steps)
+        most = max(count for count, _ in votes.values())
+        share = np.array([np.log1p(votes.get(config_key(task.template, c), (0, c))[0]) / np.log1p(most) for c in configs])
+        left = prospects(self.policy, past, configs)
+        opinion: np.ndarray = self.settings.value_weight * (left - left.min()) - self.settings.vote_weight * share
+        return opinion
+
+    def _pick(self, task: Task, ranking: Ranking, history: Sequence[Measurement], n: int) -> list[dict[str, int]]:
+        """Greedy batch: the best by ranking and residual, then the best as if that had come out as expected, and so on."""
+        score, left = ranking.predicted + ranking.opinion, np.ones(len(ranking.configs), dtype=bool)
+        residual, picks = self._residual(task, history), []
+        for place in range(min(n, len(ranking.configs))):
+            mean, doubt = residual.at(ranking.positions)
+            # The very first pick is what a user gets when nothing can be measured: no exploring there.
+            explore = self.settings.explore if place or history else 0.0
+            total = np.where(left, score + mean - explore * doubt, np.inf) if self.settings.use_residual else np.where(left, score, np.inf)
+            chosen = int(total.argmin())
+            left[chosen] = False
+            picks.append(ranking.configs[chosen])
+            if self.settings.use_residual:
+                residual = residual.believing(ranking.positions[chosen])
+        return with_default(task, picks, history)
+
+    def _residual(self, task: Task, history: Sequence[Measurement]) -> Residual:
+        """The cost model's errors at what was measured and has a time."""
+        timed = [m for m in history if m.time_us is not None]
+        if not timed or not self.settings.use_residual:
+            return Residual(np.zeros((0, len(task.template.knobs))), np.zeros(0), self.settings.residual)
+        columns = columns_of([m.config for m in timed], task.template.names)
+        measured = np.log([m.time_us for m in timed if m.time_us is not None])
+        predicted = self._mean(task, columns) if self.settings.use_cost_model else np.zeros(len(timed))
+        return Residual(positions(task.template, columns), measured - predicted, self.settings.residual)
+
+
+def votes_first(votes: dict[tuple[int, ...], tuple[int, dict[str, int]]]) -> list[dict[str, int]]:
+    """Proposals, the most frequent first."""
+    return [config for _, config in sorted(votes.values(), key=lambda pair: -pair[0])]
+
+
+def with_default(task: Task, picks: list[dict[str, int]], history: Sequence[Measurement]) -> list[dict[str, int]]:
+    """The picks with the safe default in the last place of a first batch of eight or more: it is never left unmeasured."""
+    default = safe_default(task)
+    if len(picks) < 8 or history or default in picks or not admits(task, default):
+        return picks
+    return [*picks[:-1], default]
