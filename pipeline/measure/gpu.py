@@ -148,7 +148,7 @@ class Gpu:
         library = ObjectCode.from_cubin(code)
         handle = library.get_kernel(entry)
         smem_bytes = geometry.dynamic_smem_bytes
-        if smem_bytes > 48 * 1024:
+        if smem_bytes:  # needed above 48 KiB together with the kernel's static shared memory
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _call(driver.cuKernelSetAttribute, attribute, smem_bytes, handle.handle, self._ordinal)
         return Kernel(library, handle, LaunchConfig(grid=geometry.grid, block=geometry.block, shmem_size=smem_bytes), args)
