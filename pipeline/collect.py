@@ -14,7 +14,7 @@ from datasets import schema, split, store
 from datasets.device import Device
 from datasets.measurement import STATUSES
 from pipeline import config, worlds
-from pipeline.collection import CollectSettings, Collector, Tally
+from pipeline.collection import Collector, CollectSettings, Tally
 from pipeline.measure.measurer import Measurer
 from pipeline.runs import Run, progress, stage
 from pipeline.search import Archive
@@ -91,7 +91,8 @@ def check(frame: pd.DataFrame, template: Template, device: Device) -> None:
         columns = {name: group[f"knob_{name}"].to_numpy(dtype=np.int64) for name in template.names}
         illegal = ~space.legal(template, columns, Workload.parse(str(text)), device.limits)
         if illegal.any():
-            raise InputError(f"{text}: {illegal.sum()} recorded times belong to illegal configs, e.g. {group['config'][illegal].iloc[0]}")
+            example = group["config"][illegal].iloc[0]
+            raise InputError(f"{text}: {illegal.sum()} recorded times belong to illegal configs, e.g. {example}")
 
 
 def statistics(measurer: Measurer) -> dict[str, Any]:
@@ -111,7 +112,8 @@ def workloads_table(frame: pd.DataFrame, template: Template, workloads: Sequence
         speedups = [f"{times.min() / best:.2f}" if len(times) else "-" for times in (naive, expert)]
         rate = "-" if best is None else f"{template.flops(workload) / best * 1e-6:.1f}"
         found = "-" if best is None else f"{best:.1f}"
-        counts = [str(len(group)), str((group["origin"] == "random").sum()), str((group["origin"] == "guided").sum()), str(len(ok))]
+        by_origin = [str((group["origin"] == origin).sum()) for origin in ("random", "guided")]
+        counts = [str(len(group)), *by_origin, str(len(ok))]
         lines.append([str(workload), *counts, found, *speedups, rate])
     return table(["workload", "rows", "random", "guided", "ok", "best us", "naive/best", "expert/best", "TFLOP/s"], lines)
 

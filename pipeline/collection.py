@@ -1,16 +1,18 @@
 """Collecting: naive and expert first, then random configs of all workloads as one stream, then guided ones in rounds.
 
-The measurer builds ahead within a stream, so streams are as long as they can be, and the next guided batch is worked out in a
-thread while the present one is measured. Everything is appended per batch: a killed run loses a few rows and repeats none.
+All of it is one stream, which the measurer draws on as it has room, so that its build pool never runs dry; the next guided
+batch is worked out in a thread while the present one is measured. Rows are appended per batch: a killed run loses few of them
+and repeats no others.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
+from typing import cast
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from pipeline.progress import Progress
 from pipeline.search import Archive, GuidedSearch, GuidedSettings
 from pipeline.strategy import Task
 from templates import space
-from templates.knob import columns_of
+from templates.knob import Config, columns_of
 from templates.template import Template
 from templates.workload import Workload
 
@@ -95,8 +97,12 @@ class Collector:
         """Collect; ends when the counts or the time bound are reached. What is measured is saved, however it ends."""
         self.started = self.saved_at = time.monotonic()
         try:
-            self._stream(self.anchors(workloads), progress)
-            self._random_and_guided(workloads, progress)
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="guide") as helper, self._released():
+                stream = takewhile(lambda _: not self._over(), self.stream(workloads, helper))
+                # Measurers read candidates one by one, so a stream does where the protocol says sequence.
+                for m in self.measurer.measure(cast(Sequence[Candidate], stream)):
+                    self._keep(m)
+                    progress.advance(note=f"{self.tally.statuses.get('ok', 0)} ok")
         finally:
             self._save()
             self.tally.seconds = time.monotonic() - self.started
@@ -133,36 +139,36 @@ class Collector:
         rng = np.random.default_rng([self.seed, *str(workload).encode()])
         shared: list[dict[str, int]] = []
         if pool and self.settings.reuse > 0:
-            fits = np.flatnonzero(space.legal(self.template, columns_of(pool, self.template.names), workload, limits))
+            fits = np.flatnonzero(space.legal(self.template, columns_of(list(pool), self.template.names), workload, limits))
             shared = [pool[i] for i in rng.permutation(fits)[: round(self.settings.reuse * n)]]
         known = {self.archive.key(c) for c in pool}
         fresh = space.sample(self.template, workload, limits, n - len(shared), rng)
         drawn = list({self.archive.key(c): c for c in shared + fresh}.values())
         return [drawn[i] for i in rng.permutation(len(drawn))], [c for c in fresh if self.archive.key(c) not in known]
 
-    def _canonical(self, config: object) -> dict[str, int]:
-        return space.canonical_config(self.template, dict(config))  # type: ignore[call-overload]
+    def _canonical(self, config: Config) -> dict[str, int]:
+        return space.canonical_config(self.template, config)
 
     def _missing(self, workload: Workload, origin: str) -> int:
         target = self.settings.random if origin == "random" else self.settings.guided - self.archive.claimed(workload)
         return max(0, target - self.archive.count(workload, origin))
 
-    def _random_and_guided(self, workloads: Sequence[Workload], progress: Progress) -> None:
-        stream = list(interleaved(self.random(workloads)))
-        start = len(stream) - min(RUN_UP, len(stream) // 4)
-        head, tail = stream[:start], stream[start:]
-        groups = [g for g in (list(workloads[::2]), list(workloads[1::2])) if g]
-        self._stream(head, progress)
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="guide") as helper, self._released():
-            ahead: Future[list[Candidate]] = helper.submit(self.guided, groups[0], 0)
-            self._stream(tail, progress)
-            idle = turn = 0  # a group that has all it should proposes nothing; done when every group is idle
-            while idle < len(groups) and not self._over():
-                batch = ahead.result()
-                turn += 1
-                ahead = helper.submit(self.guided, groups[turn % len(groups)], turn)
-                idle = 0 if batch else idle + 1
-                self._stream(batch, progress)
+    def stream(self, workloads: Sequence[Workload], helper: ThreadPoolExecutor) -> Iterator[Candidate]:
+        """Everything to measure, in order; guided batches are worked out by `helper`, half of the workloads at a time."""
+        yield from self.anchors(workloads)
+        random = list(interleaved(self.random(workloads)))
+        run_up = len(random) - min(RUN_UP, len(random) // 4)
+        groups = [group for group in (workloads[::2], workloads[1::2]) if group]
+        yield from random[:run_up]
+        ahead = helper.submit(self.guided, groups[0], 0)
+        yield from random[run_up:]
+        idle = turn = 0
+        while idle < len(groups):  # a group that has all it should have proposes nothing
+            batch = ahead.result()
+            turn += 1
+            ahead = helper.submit(self.guided, groups[turn % len(groups)], turn)
+            idle = 0 if batch else idle + 1
+            yield from batch
 
     def guided(self, workloads: Sequence[Workload], turn: int) -> list[Candidate]:
         """The next guided batch of some workloads, interleaved, by one model; empty when they have all they should."""
@@ -198,22 +204,6 @@ class Collector:
                 log.info("the %.0f s of collect.budget_s are over; the same command goes on from here", bound)
             self.tally.stopped_early = True
         return self.tally.stopped_early
-
-    def _stream(self, candidates: Sequence[Candidate], progress: Progress) -> None:
-        """Measure one stream to its end or to the end of the budget."""
-        if not candidates or self._over():
-            return
-        measured = iter(self.measurer.measure(candidates))
-        try:
-            for m in measured:
-                self._keep(m)
-                progress.advance(note=f"{self.tally.statuses.get('ok', 0)} ok")
-                if self._over():
-                    break
-        finally:
-            close = getattr(measured, "close", None)
-            if close is not None:
-                close()
 
     def _keep(self, m: Measurement) -> None:
         self.tally.add(m)

@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["InputError", "Run", "Stage", "latest", "progress", "stage"]
 
 OUTPUTS = ROOT / "outputs"
-NOT_OURS = {errno.ENOSPC: "the disk is full: free some space", errno.EDQUOT: "the disk quota is used up: free some space",
-            errno.EROFS: "the file system is read-only: set outputs_dir or data_dir", errno.EACCES: "permission denied"}  # fmt: skip
+NOT_OURS = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "the disk quota is used up: free some space",
+    errno.EROFS: "the file system is read-only: set outputs_dir and data_dir",
+    errno.EACCES: "permission denied: set outputs_dir and data_dir",
+}
 OWN_FILES = {"config.yaml", "versions.json", "log.txt", "state.json", "run.lock"}
 
 

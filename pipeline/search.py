@@ -20,7 +20,7 @@ from datasets.measurement import Measurement
 from pipeline.strategies.local_search import local_search
 from pipeline.strategy import Task
 from templates import space
-from templates.knob import columns_of, configs_of
+from templates.knob import Config, columns_of, configs_of
 from templates.template import Template
 from templates.workload import Workload
 
@@ -33,8 +33,8 @@ class GuidedSettings:
     """How a batch is chosen.
 
     trees, depth, members: the boosted trees and how many models average. rows: most rows to fit on; own_weight: the weight of
-    a row of the workloads searched for. parents: best measured configs the search starts from; borrowed: best ones per other workload.
-    fresh: random configs scored beside them. evaluations: configs scored in all. explore: share of the batch drawn among the
+    a row of the workloads searched for. parents: best measured configs the search starts from; borrowed: best ones of each
+    other workload; fresh: random ones. evaluations: configs scored in all. explore: share of the batch drawn among the
     best tenth of the candidates, and again that share drawn from the whole legal space. threads: for the trees.
     """
 
@@ -139,7 +139,7 @@ class Archive:
         with self.lock:
             rows = self.rows[workload]
             done = 0 if rows.features is None else len(rows.features)
-            configs = rows.configs[done:]
+            configs: list[Config] = list(rows.configs[done:])
             log_us, random = np.array(rows.log_us), np.array(rows.origins) == "random"
         if configs:
             new = features.matrix(self.template, workload, columns_of(configs, self.template.names), self.device)
@@ -154,7 +154,9 @@ class Archive:
 class Model:
     """Boosted trees on an archive, for the workloads given: predicted log time, and how likely a config fails."""
 
-    def __init__(self, archive: Archive, workloads: Sequence[Workload], settings: GuidedSettings, rng: np.random.Generator) -> None:
+    def __init__(
+        self, archive: Archive, workloads: Sequence[Workload], settings: GuidedSettings, rng: np.random.Generator
+    ) -> None:
         self.archive = archive
         x, y, weight = _training_rows(archive, workloads, settings, rng)
         timed = np.isfinite(y)
@@ -166,10 +168,10 @@ class Model:
         enough = failed.sum() >= 2 * NOTHING_LEARNT
         self.failing = _fit(x, failed, weight, "binary:logistic", settings, 0, trees=40, depth=5) if enough else None
 
-    def log_time(self, workload: Workload, configs: list[dict[str, int]]) -> np.ndarray:
+    def log_time(self, workload: Workload, configs: Sequence[Config]) -> np.ndarray:
         """Predictions (members, n), each made worse by the chance that the config fails."""
         template, device = self.archive.template, self.archive.device
-        x = features.matrix(template, workload, columns_of(configs, template.names), device)
+        x = features.matrix(template, workload, columns_of(list(configs), template.names), device)
         times = np.stack([member.inplace_predict(x) for member in self.members])
         if self.failing is None:
             return times
@@ -197,9 +199,12 @@ def _fit(
     x: np.ndarray, y: np.ndarray, weight: np.ndarray, objective: str, settings: GuidedSettings, seed: int,
     trees: int | None = None, depth: int | None = None,
 ) -> xgboost.Booster:  # fmt: skip
-    parameters = {"objective": objective, "max_depth": depth or settings.depth, "eta": 0.1, "subsample": 0.7,
-                  "colsample_bynode": 0.5, "min_child_weight": 2, "max_bin": 64, "seed": seed, "nthread": settings.threads}  # fmt: skip
-    return xgboost.train(parameters, xgboost.QuantileDMatrix(x, y, weight=weight, max_bin=64), num_boost_round=trees or settings.trees)
+    parameters = {
+        "objective": objective, "max_depth": depth or settings.depth, "eta": 0.1, "subsample": 0.7, "colsample_bynode": 0.5,
+        "min_child_weight": 2, "max_bin": 64, "seed": seed, "nthread": settings.threads,
+    }  # fmt: skip
+    data = xgboost.QuantileDMatrix(x, y, weight=weight, max_bin=64)
+    return xgboost.train(parameters, data, num_boost_round=trees or settings.trees)
 
 
 @dataclass

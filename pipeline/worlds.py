@@ -2,7 +2,7 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -79,11 +79,9 @@ def open_measurer(gpu: GpuSettings, farm: FarmSettings, recorded: Path, op: str,
 
 def open_farm(gpu: GpuSettings, farm: FarmSettings, log_dir: Path | None = None) -> Measurer:
     """The GPUs of this machine."""
-    from dataclasses import replace
-
-    from pipeline.measure.farm import GpuFarm  # imports the CUDA driver: only where there is one
+    from pipeline.measure.farm import GpuFarm  # only where there is a GPU
 
     farm = replace(farm, log_dir=farm.log_dir or (None if log_dir is None else str(log_dir)))
-    measurer: Measurer = GpuFarm(farm)
+    measurer = GpuFarm(farm)
     log.info("measures on %s, gpu=%s, clocks %s", measurer.device.name, gpu.mode, farm.clocks.mode)
     return measurer
