@@ -11,6 +11,7 @@ from datasets.measurement import Candidate, Measurement, Origin
 from pipeline.measure.measurer import Measurer
 from pipeline.records import Pick, Yardstick
 from pipeline.strategies.admission import expert_config, naive_config
+from pipeline.strategies.ranked import SearchSettings
 from pipeline.strategies.trial import Memory, Trial, origin_of, run_trials
 from pipeline.strategy import Strategy, Task
 from templates.errors import InputError
@@ -25,6 +26,8 @@ METHODS = (
     "policy_zero_shot", "policy", "vendor",
 )  # fmt: skip
 
+POLICIES = ("latest", "finetune", "pretrain")
+
 Factory = Callable[[], Strategy]
 """Makes a fresh strategy: what one trial remembers, another must not know."""
 
@@ -35,7 +38,10 @@ class EvaluateSettings:
 
     `workloads` narrows the split's workloads to those named. `batch`: measurements between two decisions at most.
     `budget_s`: no further workload is started when it would not end in time (0: no limit).
-    `final_rounds`: how often each choice is timed anew, interleaved with the others, before it counts (live only).
+    `final_rounds`: how often each choice is timed anew, interleaved with the others, before it counts (live only), and with
+    the `recorded_finalists` fastest recorded configs, so that the best known is known here. `tie`: a relative difference of
+    times that counts as none. `policy`: "finetune", "pretrain", or "latest" for the first of the two that has run.
+    `search`: how the cost model's own strategies search an open world.
     """
 
     seeds: int = 5
@@ -48,12 +54,16 @@ class EvaluateSettings:
     final_rounds: int = 3
     recorded_finalists: int = 3
     tie: float = 0.005
+    policy: str = "latest"
+    search: SearchSettings = field(default_factory=SearchSettings)
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.methods) - set(METHODS)):
             raise InputError(f"evaluate.methods: {', '.join(unknown)} unknown; known: {', '.join(METHODS)}")
         if self.seeds < 1 or self.batch < 1 or self.final_rounds < 1:
             raise InputError("evaluate.seeds, evaluate.batch and evaluate.final_rounds must be 1 or more")
+        if self.policy not in POLICIES:
+            raise InputError(f"evaluate.policy={self.policy} is unknown; use one of {', '.join(POLICIES)}")
         if not self.ks or min(self.ks) < 0:
             raise InputError(f"evaluate.ks={list(self.ks)}: give one or more numbers of measurements, 0 or more")
 
@@ -120,7 +130,8 @@ def _too_late(budget_s: float, started: float, done: int) -> bool:
 def task_of(template: Template, workload: Workload, measurer: Measurer) -> Task:
     """The workload as a task; InputError where a closed world knows nothing of it."""
     known = measurer.known(workload)
-    pool = None if known is None else tuple(config for config in known if config)
+    # In an order that says nothing: a replay lists the fastest first, and ties would then fall to the fastest.
+    pool = None if known is None else tuple(sorted((config for config in known if config), key=config_text))
     if pool is not None and not pool:
         raise InputError(f"{workload}: nothing recorded to replay; collect it first or leave it out (evaluate.workloads)")
     return Task(template, workload, measurer.device, pool)
@@ -193,12 +204,17 @@ def true_times(
         for again in _interleaved(memory, list(chosen.values()), settings.final_rounds):
             results[config_text(again.config)].append(again)
         # The first timing chose the config: it is not independent of the choice, so the final does not count it.
-        results = {text: rows[1:] for text, rows in results.items()}
+        results = {text: _final(rows) for text, rows in results.items()}
     times: Times = {}
     for text, rows in results.items():
         values = [m.time_us for m in rows if m.time_us is not None]
         times[text] = min(values) if len(values) == len(rows) else None
     return times, {text: next((m.status for m in rows if m.status != "ok"), "ok") for text, rows in results.items()}
+
+
+def _final(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The rows after the first that the surroundings did not spoil; the first where they spoilt all."""
+    return [m for m in rows[1:] if m.status != "contaminated"] or [rows[0]]
 
 
 def _interleaved(memory: Memory, finalists: Sequence[tuple[dict[str, int], Origin]], times: int) -> Iterator[Measurement]:

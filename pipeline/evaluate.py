@@ -1,0 +1,190 @@
+"""Compare the policy with every control on held-out workloads: `make evaluate`, or
+`python -m pipeline.evaluate evaluate.seeds=10 evaluate.methods=[random,policy]`.
+
+Replays recorded timings where there is no GPU, measures live where there is one. Leaves summary.json, tables.md, seeds.parquet,
+regret.png and, live, the measurements in its run folder.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cost_model.model import CostModel
+from datasets import split, store
+from datasets.device import Device
+from pipeline import config, worlds
+from pipeline.evaluation import EvaluateSettings, Evaluation, check_apart, evaluate
+from pipeline.measure.measurer import Measurer
+from pipeline.plots import draw_regret
+from pipeline.records import Cell, Record, cells, records, write_seed_records
+from pipeline.runs import Run, progress, stage
+from pipeline.strategies.catalogue import Ingredients, factories
+from pipeline.strategies.known_good import known_good
+from pipeline.strategies.trial import rounds
+from pipeline.tables import Line, duels, duels_table, methods_table, workloads_table
+from templates.errors import InputError
+from templates.knob import parse_config
+from templates.template import Template, load_template
+from templates.workload import Workload
+
+
+@stage("evaluate")
+def main(settings: config.Settings, run: Run) -> None:
+    """Evaluate, print the tables, write the results."""
+    template = load_template(settings.op.name)
+    workloads = chosen(template, settings.evaluate)
+    recorded, data = config.path(settings.recorded_dir), config.path(settings.data_dir)
+    measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, template.op, run.folder)
+    try:
+        frame = known_rows(template, measurer.device, settings.gpu.recorded, [recorded, data])
+        ingredients = gather(settings.evaluate, template, measurer.device, frame, workloads, run)
+        result = compete(ingredients, workloads, measurer, settings, frame)
+        stats = getattr(measurer, "stats", dict)()
+    finally:
+        measurer.close()
+    if measurer.source == "gpu":
+        for measurements in result.measured.values():
+            store.append(run.folder / "measurements", measurements)
+    report(result, template, measurer, settings, run, stats)
+
+
+def chosen(template: Template, settings: EvaluateSettings) -> list[Workload]:
+    """The workloads to evaluate on; InputError for an unknown split, or a named workload that is not in it."""
+    lists = split.workloads(template.op)
+    if settings.split not in lists:
+        raise InputError(f"evaluate.split={settings.split} is unknown; use one of {', '.join(lists)}")
+    named = [template.check_workload(Workload.parse(text)) for text in settings.workloads]
+    for workload in named:
+        if workload not in lists[settings.split]:
+            raise InputError(f"evaluate.workloads: {workload} is not in the {settings.split} list of conf/op/{template.op}.yaml")
+    return named or lists[settings.split]
+
+
+def known_rows(template: Template, device: Device, recorded_key: str, roots: Sequence[Path]) -> pd.DataFrame:
+    """What is recorded of this operator on this GPU, or else on the recorded one; InputError when that is nothing."""
+    for key in (device.key, recorded_key):
+        found = [root for root in roots if root.is_dir() and store.files(root, template.op, key)]
+        if found:
+            frame = store.load(found, op=template.op, gpu=key)
+            frame = frame[frame["template_version"].isin([template.version, ""])]
+            if len(frame):
+                return frame.reset_index(drop=True)
+    raise InputError(f"no timings of the present {template.op} template in {', '.join(map(str, roots))}: run `make collect`")
+
+
+def gather(
+    settings: EvaluateSettings, template: Template, device: Device, frame: pd.DataFrame, workloads: Sequence[Workload], run: Run
+) -> Ingredients:
+    """Training rows, cost model and policy, checked to know nothing of the workloads they are judged on."""
+    trained = frame[frame["workload"].isin([str(w) for w in split.workloads(template.op)["train"]])]
+    cost_model = CostModel.load(run.need("fit") / "cost_model")
+    check_apart(workloads, [str(w) for w, _ in cost_model.data.means], "the cost model")
+    check_apart(workloads, list(trained["workload"].unique()), "the known-good list")
+    policy = None
+    if {"policy", "policy_zero_shot"} & set(settings.methods):
+        policy = load_policy(settings, workloads, run)
+    fair = frame[frame["origin"] == "random"].groupby("workload")["config"]
+    pools = {str(text): [parse_config(c) for c in sorted(set(configs))] for text, configs in fair}
+    return Ingredients(device, known_good(trained, template), cost_model, policy, pools)
+
+
+def load_policy(settings: EvaluateSettings, workloads: Sequence[Workload], run: Run) -> Any:
+    """The policy of the newest fine-tuning, or else pretraining, run."""
+    from pipeline.policy.iql import Policy  # loads PyTorch and d3rlpy: seconds that the controls alone do not need
+
+    wanted = ("finetune", "pretrain") if settings.policy == "latest" else (settings.policy,)
+    for name in wanted:
+        folder = run.latest(name)
+        if folder is not None:
+            run.log.info("evaluates the policy of %s", folder)
+            policy = Policy.load(folder / "policy")
+            check_apart(workloads, policy.workloads, "the policy")
+            return policy
+    return run.need(wanted[0])
+
+
+def compete(
+    ingredients: Ingredients, workloads: Sequence[Workload], measurer: Measurer, settings: config.Settings, frame: pd.DataFrame
+) -> Evaluation:
+    """All methods on all workloads, with progress."""
+    chosen_settings = settings.evaluate
+    made = factories(ingredients, chosen_settings)
+    best = {w: recorded_best(frame, w, chosen_settings.recorded_finalists) for w in workloads}
+    steps = len(rounds(chosen_settings.ks, chosen_settings.batch)) * len(made) * chosen_settings.seeds * len(workloads)
+    with progress(steps, "evaluating") as bar:
+        return evaluate(
+            made, workloads, load_template(workloads[0].op), measurer, chosen_settings, best, settings.seed, bar.advance
+        )
+
+
+def recorded_best(frame: pd.DataFrame, workload: Workload, n: int) -> list[dict[str, int]]:
+    """The n fastest recorded configs of a workload."""
+    rows = frame[(frame["workload"] == str(workload)) & (frame["status"] == "ok") & (frame["config"] != "")]
+    return [parse_config(str(text)) for text in rows.groupby("config")["time_us"].median().nsmallest(n).index]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What an evaluation says, in order of importance."""
+
+    cells: list[Cell]
+    records: list[Record]
+    text: str
+
+
+def tabulate(result: Evaluation, template: Template, source: str, tie: float) -> Tables:
+    """Records and tables of an evaluation."""
+    cell_list, record_list = cells(result.picks, result.yardsticks), records(result.picks, result.yardsticks, source)
+    parts = [methods_table(cell_list), workloads_table(lines(result, record_list, template))]
+    if found := duels(record_list, "policy", tie):
+        parts.append(duels_table(found))
+    return Tables(cell_list, record_list, "\n\n".join(parts))
+
+
+def lines(result: Evaluation, found: Sequence[Record], template: Template) -> list[Line]:
+    """The workloads' rows; the policy's times are medians over seeds."""
+    policy: dict[str, dict[int, float | None]] = {}
+    for record in found:
+        if record.method == "policy":
+            policy.setdefault(record.workload, {})[record.measurements] = record.time_us
+    return [
+        Line(str(w), y.naive_us, y.expert_us, y.best_us, y.vendor_us, policy.get(str(w), {}), template.flops(w))
+        for w, y in result.yardsticks.items()
+    ]
+
+
+def report(
+    result: Evaluation, template: Template, measurer: Measurer, settings: config.Settings, run: Run, stats: Mapping[str, Any]
+) -> None:
+    """Print and write everything."""
+    live = measurer.source == "gpu"
+    world = f"measured live on {measurer.device.name}" if live else f"replays recorded {measurer.device.name} timings"
+    tables = tabulate(result, template, measurer.source, settings.evaluate.tie)
+    seeds = f"{len(result.yardsticks)} {settings.evaluate.split} workloads, {settings.evaluate.seeds} seeds, {world}"
+    text = f"{template.op}: {seeds}\n\n{tables.text}\n"
+    if result.left_out:
+        text += f"\nno time for (evaluate.budget_s): {', '.join(map(str, result.left_out))}\n"
+    (run.folder / "tables.md").write_text(text)
+    write_seed_records(result.picks, result.yardsticks, measurer.source, run.folder / "seeds.parquet")
+    draw_regret(result.regret, run.folder / "regret.png", f"{template.op}: {seeds}")
+    run.write_summary(
+        {
+            "world": world,
+            "gpu": measurer.device.name,
+            "records": [asdict(record) for record in tables.records],
+            "methods": [asdict(cell) for cell in tables.cells],
+            "duels": [asdict(duel) for duel in duels(tables.records, "policy", settings.evaluate.tie)],
+            "best_known": {str(w): asdict(yardstick) for w, yardstick in result.yardsticks.items()},
+            "left_out": [str(w) for w in result.left_out],
+            "farm": dict(stats),
+        }
+    )
+    print(text)
+    print(f"results: {run.folder}")
+
+
+if __name__ == "__main__":
+    main()
