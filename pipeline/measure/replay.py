@@ -1,12 +1,13 @@
 """Recorded measurements as a measurer: whoever searches gets what the GPU once answered."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from datasets.device import Device
 from datasets.measurement import Candidate, Measurement
-from datasets.store import measurement_of
+from datasets.schema import measurement_of
 from templates.knob import config_text, parse_config
 from templates.workload import Workload
 
@@ -20,6 +21,7 @@ class Replay:
 
     def __init__(self, frame: pd.DataFrame, device: Device) -> None:
         self.device = device
+        frame = frame.reset_index(drop=True)
         ordered = frame.sort_values("time_us", kind="stable", na_position="last") if len(frame) else frame
         self._rows: dict[tuple[str, str], int] = {}
         self._known: dict[str, list[str]] = {}
@@ -53,6 +55,4 @@ class Replay:
 
 
 def _replayed(recorded: Measurement, candidate: Candidate) -> Measurement:
-    from dataclasses import replace
-
     return replace(recorded, origin=candidate.origin, source="replay")
