@@ -21,6 +21,7 @@ from pipeline.search import Archive
 from pipeline.tables import table
 from templates import space
 from templates.errors import InputError
+from templates.knob import config_text
 from templates.template import Template, load_template
 from templates.workload import Workload
 
@@ -36,11 +37,11 @@ def main(settings: config.Settings, run: Run) -> None:
         frame = worlds.recorded_rows(recorded, device, template.op)
         run.log.info("no GPU is used: checks the %d recorded timings of %s instead of measuring", len(frame), device.name)
         check(frame, template, device)
-        tally, stats = None, {}
+        tally, stats, source = None, {}, "replay"
     else:
         measurer = worlds.open_farm(settings.gpu, settings.farm, run.folder)
         try:
-            device = measurer.device
+            device, source = measurer.device, measurer.source
             tally = collect(measurer, template, workloads, settings, [recorded, data], data)
             stats = statistics(measurer)
         finally:
@@ -48,8 +49,8 @@ def main(settings: config.Settings, run: Run) -> None:
         frame = rows(template, device, [recorded, data])
     print(workloads_table(frame, template, workloads))
     lines = summary(frame, tally, stats)
-    print("\n".join(f"{name}: {value}" for name, value in lines.items()))
-    run.write_summary({"gpu": device.name, "source": "replay" if tally is None else "gpu", **lines, "farm": stats})
+    print("\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in lines.items()))
+    run.write_summary({"gpu": device.name, "source": source, **lines, "farm": stats})
     print(f"results: {run.folder}")
 
 
@@ -68,7 +69,7 @@ def rows(template: Template, device: Device, roots: Sequence[Path]) -> pd.DataFr
     """What is measured already of this template's present version on this GPU."""
     found = [root for root in roots if root.is_dir() and store.files(root, template.op, device.key)]
     frame = store.load(found, op=template.op, gpu=device.key) if found else schema.frame_of([])
-    return frame[frame["template_version"] == template.version]
+    return frame[(frame["template_version"] == template.version) | (frame["origin"] == "vendor")]
 
 
 def collect(
@@ -87,7 +88,8 @@ def check(frame: pd.DataFrame, template: Template, device: Device) -> None:
     """InputError for a recorded row that cannot be: an unknown status, or a time for an illegal config."""
     if unknown := set(frame["status"]) - set(STATUSES):
         raise InputError(f"recorded rows with the unknown status {sorted(unknown)[0]!r}: collect again")
-    for text, group in frame[frame["status"] == "ok"].groupby("workload"):
+    ours = frame[(frame["status"] == "ok") & (frame["origin"] != "vendor") & (frame["template_version"] == template.version)]
+    for text, group in ours.groupby("workload"):
         columns = {name: group[f"knob_{name}"].to_numpy(dtype=np.int64) for name in template.names}
         illegal = ~space.legal(template, columns, Workload.parse(str(text)), device.limits)
         if illegal.any():
@@ -102,27 +104,25 @@ def statistics(measurer: Measurer) -> dict[str, Any]:
 
 
 def workloads_table(frame: pd.DataFrame, template: Template, workloads: Sequence[Workload]) -> str:
-    """A line per workload: rows, failures, times in microseconds, and the best one's rate."""
-    lines = []
-    for workload in workloads:
-        group = frame[frame["workload"] == str(workload)]
-        ok = group[group["status"] == "ok"]
-        best = ok["time_us"].min() if len(ok) else None
-        naive, expert = (ok.loc[ok["config"].isin(_config(template, kind, workload)), "time_us"] for kind in ("naive", "expert"))
-        speedups = [f"{times.min() / best:.2f}" if len(times) else "-" for times in (naive, expert)]
-        rate = "-" if best is None else f"{template.flops(workload) / best * 1e-6:.1f}"
-        found = "-" if best is None else f"{best:.1f}"
-        by_origin = [str((group["origin"] == origin).sum()) for origin in ("random", "guided")]
-        counts = [str(len(group)), *by_origin, str(len(ok))]
-        lines.append([str(workload), *counts, found, *speedups, rate])
-    return table(["workload", "rows", "random", "guided", "ok", "best us", "naive/best", "expert/best", "TFLOP/s"], lines)
+    """A line per workload: rows, the best time in microseconds and its rate, and others' times over it."""
+    lines = [_line(frame[frame["workload"] == str(workload)], template, workload) for workload in workloads]
+    times = ["best us", "naive/best", "expert/best", "vendor/best"]
+    return table(["workload", "rows", "random", "guided", "ok", *times, "TFLOP/s"], lines)
 
 
-def _config(template: Template, kind: str, workload: Workload) -> list[str]:
-    from templates.knob import config_text
-
-    config = template.naive if kind == "naive" else template.expert(workload)
-    return [config_text(space.canonical_config(template, config))]
+def _line(group: pd.DataFrame, template: Template, workload: Workload) -> list[str]:
+    ours = group[group["origin"] != "vendor"]
+    ok = ours[ours["status"] == "ok"]
+    counts = [len(ours), (ours["origin"] == "random").sum(), (ours["origin"] == "guided").sum(), len(ok)]
+    start = [str(workload), *map(str, counts)]
+    if not len(ok):
+        return [*start, "-", "-", "-", "-", "-"]
+    best = ok["time_us"].min()
+    anchors = [space.canonical_config(template, c) for c in (template.naive, template.expert(workload))]
+    times = [ok.loc[ok["config"] == config_text(c), "time_us"] for c in anchors]
+    times.append(group.loc[(group["origin"] == "vendor") & (group["status"] == "ok"), "time_us"])
+    over_best = [f"{t.median() / best:.2f}" if len(t) else "-" for t in times]
+    return [*start, f"{best:.1f}", *over_best, f"{template.flops(workload) / best * 1e-6:.1f}"]
 
 
 def summary(frame: pd.DataFrame, tally: Tally | None, stats: dict[str, Any]) -> dict[str, Any]:
@@ -130,13 +130,13 @@ def summary(frame: pd.DataFrame, tally: Tally | None, stats: dict[str, Any]) -> 
     lines: dict[str, Any] = {"rows": len(frame), "statuses": frame["status"].value_counts().to_dict()}
     if tally is not None:
         lines |= {
-            "measured now": tally.measured,
-            "measured now, by status": tally.statuses,
+            "measured": tally.measured,
+            "measured_statuses": tally.statuses,
             "seconds": round(tally.seconds, 1),
-            "configs per second": round(tally.measured / max(tally.seconds, 1e-9), 2),
-            "cache hit rate": tally.hit_rate(),
-            "cache hit rate, last quarter": tally.hit_rate(0.25),
-            "stopped by budget_s": tally.stopped_early,
+            "configs_per_s": round(tally.measured / max(tally.seconds, 1e-9), 2),
+            "cache_hit_rate": tally.hit_rate(),
+            "cache_hit_rate_last_quarter": tally.hit_rate(0.25),
+            "stopped_by_budget": tally.stopped_early,
         }
     return lines | {name: value for name, value in stats.items() if "busy" in name}
 

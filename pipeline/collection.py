@@ -39,7 +39,7 @@ class CollectSettings:
 
     splits: of conf/op; workloads: these instead, as `matmul/f32/M=1,N=64,K=64`. batch: guided configs per workload and
     round. reuse: share of a workload's random configs that earlier workloads drew too, so that fewer have to be compiled.
-    budget_s: start nothing new after so many seconds (0: no bound).
+    vendor: time the vendor's kernel too, where PyTorch has CUDA. budget_s: start nothing new after so many seconds (0: no bound).
     """
 
     splits: list[str] = field(default_factory=lambda: ["train", "validation", "test"])
@@ -48,6 +48,7 @@ class CollectSettings:
     guided: int = 64
     batch: int = 32
     reuse: float = 0.0
+    vendor: bool = True
     budget_s: float = 900.0
     guide: GuidedSettings = field(default_factory=GuidedSettings)
 
@@ -89,7 +90,7 @@ class Collector:
         self.template: Template = archive.template
         self.search = GuidedSearch(archive, settings.guide)
         self.tally = Tally()
-        self.leaving = False
+        self.leaving = self.vendor_failed = False
         self.unsaved: list[Measurement] = []
         self.started = self.saved_at = time.monotonic()
 
@@ -114,10 +115,11 @@ class Collector:
         return len(self.anchors(workloads)) + random + sum(self._missing(w, "guided") for w in workloads)
 
     def anchors(self, workloads: Sequence[Workload]) -> list[Candidate]:
-        """The naive and expert configs that are not measured yet, fastest kind first."""
+        """The vendor's kernel and the expert and naive configs that are not measured yet, fastest kind first."""
         experts = [Candidate(w, self._canonical(self.template.expert(w)), "expert") for w in workloads]
         naives = [Candidate(w, self._canonical(self.template.naive), "naive") for w in workloads]
-        return [c for c in chain(experts, naives) if not self.archive.knows(c.workload, c.config)]
+        vendors = [Candidate(w, {}, "vendor") for w in workloads if self.settings.vendor and w not in self.archive.vendor_us]
+        return vendors + [c for c in chain(experts, naives) if not self.archive.knows(c.workload, c.config)]
 
     def random(self, workloads: Sequence[Workload]) -> list[list[Candidate]]:
         """The random configs still missing, a list per workload: a draw of its own for each, the same whenever repeated.
@@ -206,6 +208,11 @@ class Collector:
         return self.tally.stopped_early
 
     def _keep(self, m: Measurement) -> None:
+        if m.origin == "vendor" and m.status != "ok":
+            if not self.vendor_failed:
+                log.info("the vendor's kernel is left out: %s", m.message)
+            self.vendor_failed = True
+            return
         self.tally.add(m)
         self.archive.add([m])
         self.unsaved.append(m)

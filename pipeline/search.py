@@ -74,6 +74,7 @@ class Archive:
     def __init__(self, template: Template, device: Device) -> None:
         self.template, self.device = template, device
         self.rows: dict[Workload, Rows] = {}
+        self.vendor_us: dict[Workload, float] = {}
         self.lock = threading.Lock()
 
     def key(self, config: dict[str, int]) -> tuple[int, ...]:
@@ -84,12 +85,20 @@ class Archive:
         """Remember measurements; known configs and contaminated ones are passed over."""
         with self.lock:
             for m in measurements:
+                if m.origin == "vendor":
+                    if m.time_us is not None:
+                        self.vendor_us[m.workload] = m.time_us
+                    continue
                 self._add(m.workload, dict(m.config), m.status, m.time_us, m.origin)
 
     def add_frame(self, frame: pd.DataFrame) -> None:
         """Remember the rows of this template's present version in a frame that `store.load` returned."""
         same = (frame["op"] == self.template.op) & (frame["template_version"] == self.template.version)
+        vendor = frame[(frame["origin"] == "vendor") & (frame["status"] == "ok")]
+        same &= frame["origin"] != "vendor"
         with self.lock:
+            for text, time_us in zip(vendor["workload"], vendor["time_us"], strict=True):
+                self.vendor_us[Workload.parse(str(text))] = float(time_us)
             for text, group in frame[same].groupby("workload", sort=False):
                 workload = Workload.parse(str(text))
                 configs = configs_of({name: group[f"knob_{name}"].to_numpy(dtype=np.int64) for name in self.template.names})
