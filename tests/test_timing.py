@@ -58,9 +58,12 @@ def timed(lane: SimulatedLane, settings: TimingSettings, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kernel_us", [2.0, 5.0, 50.0])
 @pytest.mark.parametrize("flush_us", [0.0, 10.0, 40.0])
-def test_launch_latency_stays_out_of_short_kernels(kernel_us: float, flush_us: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first_us", [2.0, 500.0])
+def test_launch_latency_stays_out_of_short_kernels(
+    kernel_us: float, flush_us: float, first_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lane = SimulatedLane(kernel_us, host_us=6.0, flush_us=flush_us)
-    samples = timed(lane, TimingSettings(), monkeypatch)
+    samples = timed(lane, TimingSettings(), monkeypatch, first_us=first_us)
     assert samples == pytest.approx([kernel_us] * len(samples))
 
 

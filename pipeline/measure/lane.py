@@ -10,8 +10,6 @@ from pipeline.measure.gpu import Gpu
 from pipeline.measure.settings import TimingSettings
 from pipeline.measure.timing import time_launches
 
-NOTHING_US = 0.0
-
 
 class GpuLane:
     """A `timing.Lane` on a GPU. `tools` is the cubin of check.cu; `l2` is "cold" or "warm".
@@ -21,7 +19,7 @@ class GpuLane:
 
     def __init__(self, gpu: Gpu, tools: bytes, l2: str) -> None:
         self.gpu, self.tools, self.cold = gpu, tools, l2 == "cold"
-        self.flush_us = self.overhead_us = self.empty_us = NOTHING_US
+        self.flush_us = self.overhead_us = self.empty_us = 0.0
         self._events: list[Any] = []
         self._used = 0
         device = gpu.describe()
@@ -36,9 +34,8 @@ class GpuLane:
         if self.cold:
             self.flush_us = graph_replay_us(self, self.read_all)
         self.empty_us = graph_replay_us(self, self.empty)
-        # A pretended 50 us first launch and no early stop: 20 + 100 samples, the overhead still zero.
-        settings = TimingSettings(warmup=20, samples=100, precision=0.0)
-        self.overhead_us = max(0.0, median(time_launches(self.empty, self, settings, first_us=50.0)) - self.empty_us)
+        settings = TimingSettings(warmup=50, samples=100, precision=0.0)  # no early stop
+        self.overhead_us = max(0.0, median(time_launches(self.empty, self, settings, first_us=5.0)) - self.empty_us)
 
     def spin(self, us: float) -> None:
         """Queue a kernel that lasts so long."""

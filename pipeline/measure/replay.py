@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -23,7 +24,7 @@ class Replay:
         self.device = device
         frame = frame.reset_index(drop=True)
         ordered = frame.sort_values("time_us", kind="stable", na_position="last") if len(frame) else frame
-        self._rows: dict[tuple[str, str], int] = {}
+        self._rows: dict[tuple[str, str], Any] = {}
         self._known: dict[str, list[str]] = {}
         if len(frame):
             for key, group in ordered.groupby(["workload", "config"], sort=False):
@@ -48,7 +49,7 @@ class Replay:
                     gpu=self.device.name,
                 )  # fmt: skip
             else:
-                yield _replayed(measurement_of(self._frame.loc[row]), candidate)
+                yield _replayed(measurement_of(self._frame.iloc[row]), candidate)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -58,6 +58,17 @@ class Plan:
     batch: int
 
 
+@dataclass
+class Pace:
+    """What queueing a sample takes the host, and the launch the GPU; a careful guess until the first batch is measured.
+
+    The check's launch is no guide: it may have been slow for reasons of its own, and the queue would run dry.
+    """
+
+    host_us: float = 50.0
+    kernel_us: float = 0.0
+
+
 def plan_launches(settings: TimingSettings, first_us: float, flush_us: float) -> Plan:
     """How many launches the budget buys; a third of it goes to the warm-up, in which the check's launch counts.
 
@@ -103,36 +114,26 @@ def time_launches(
     def hopeless(us: float) -> bool:
         return best_us is not None and 0.0 < settings.hopeless_factor * best_us < us
 
+    pace = Pace()
     if hopeless(first_us):
-        samples, _ = _time_batch(enqueue, lane, 2, first_us, host_us=50.0)
+        samples = _time_batch(enqueue, lane, 2, pace)
         if hopeless(median(samples)):
             return tuple(samples)
-    host_us = _warm_up(enqueue, lane, plan, first_us)
+    for left in range(plan.warmup, 0, -plan.batch):
+        _time_batch(enqueue, lane, min(plan.batch, left), pace)
     taken: list[float] = []
     while len(taken) < plan.samples:
-        batch, host_us = _time_batch(enqueue, lane, min(plan.batch, plan.samples - len(taken)), first_us, host_us)
-        taken += batch
+        taken += _time_batch(enqueue, lane, min(plan.batch, plan.samples - len(taken)), pace)
         over_budget = sum(taken) + len(taken) * lane.flush_us > settings.budget_ms * 1e3
         if settled(taken, settings) or over_budget or hopeless(median(taken)):
             break
     return tuple(taken)
 
 
-def _warm_up(enqueue: Callable[[], None], lane: Lane, plan: Plan, first_us: float) -> float:
-    """Queue the warm-up just as the timed launches will be; returns the host's time per sample."""
-    host_us, left = 50.0, plan.warmup
-    while left > 0:
-        _, host_us = _time_batch(enqueue, lane, min(plan.batch, left), first_us, host_us)
-        left -= plan.batch
-    return host_us
-
-
-def _time_batch(
-    enqueue: Callable[[], None], lane: Lane, n: int, first_us: float, host_us: float
-) -> tuple[list[float], float]:
-    """n samples behind one spin that outlasts the host's lag; and the host's time per sample, for the next spin."""
-    lag_us = max(0.0, host_us - lane.flush_us - first_us)
-    lane.spin(1.5 * n * lag_us + 2.0 * host_us)
+def _time_batch(enqueue: Callable[[], None], lane: Lane, n: int, pace: Pace) -> list[float]:
+    """n samples behind one spin that outlasts the host's lag; warm-up goes through here too, to learn the pace."""
+    lag_us = max(0.0, pace.host_us - lane.flush_us - pace.kernel_us)
+    lane.spin(1.5 * n * lag_us + 2.0 * pace.host_us)
     started = time.perf_counter()
     marks = []
     for _ in range(n):
@@ -140,9 +141,11 @@ def _time_batch(
         start = lane.mark()
         enqueue()
         marks.append((start, lane.mark()))
-    host_us = (time.perf_counter() - started) * 1e6 / n
+    pace.host_us = min((time.perf_counter() - started) * 1e6 / n, 1000.0)
     lane.sync()
-    return [max(lane.elapsed_us(start, end) - lane.overhead_us, 0.0) for start, end in marks], min(host_us, 1000.0)
+    samples = [max(lane.elapsed_us(start, end) - lane.overhead_us, 0.0) for start, end in marks]
+    pace.kernel_us = min(samples)
+    return samples
 
 
 def floor_us(flops: float, read_bytes: float, device: Device, dtype: str, l2: str, empty_us: float) -> float:
