@@ -130,7 +130,8 @@ class CostModel:
             member.save_model(folder / f"member-{i}.ubj")
         if self.failures is not None:
             self.failures.save_model(folder / "failures.ubj")
-        np.savez_compressed(folder / "training.npz", **self.data.arrays())
+        arrays: Any = self.data.arrays()
+        np.savez_compressed(folder / "training.npz", **arrays)
         about = {
             "format": FORMAT,
             "op": self.template.op,

@@ -1,0 +1,129 @@
+"""Features of the source: known counts on small kernels, and every knob of a template moves some of them."""
+
+import numpy as np
+import pytest
+
+from cost_model.source import NAMES, source_features
+from cost_model.syntax import SourceError
+from datasets.device import H200
+from templates.render import render
+from templates.space import sample, violations
+from templates.template import load_template
+
+TEMPLATE = load_template("matmul")
+WORKLOAD = TEMPLATE.workload(M=4096, N=4096, K=4096)
+NOT_IN_THE_SOURCE: dict[str, str] = {}
+"""Knobs that act through the launch alone, with the reason; none at present."""
+
+KERNEL = """
+constexpr int DEPTH = 8;
+constexpr int WIDE = DEPTH / 4;
+extern "C" __global__ void __launch_bounds__(128, 2) kernel(const float *A, float *B, int n)
+{
+    __shared__ float tile[DEPTH][32];
+    float sum[WIDE] = {};
+    for (int step = 0; step < n; ++step) {
+        tile[step % DEPTH][threadIdx.x] = A[step * 32 + threadIdx.x];
+        __syncthreads();
+#pragma unroll 4
+        for (int k = 0; k < DEPTH; ++k)
+#pragma unroll
+            for (int i = 0; i < WIDE; i += 1)
+                sum[i] += tile[k][i] * 2.0f;
+    }
+    *reinterpret_cast<float2 *>(B) = *reinterpret_cast<const float2 *>(sum);
+}
+"""
+
+
+def test_counts_of_a_small_kernel_are_what_a_reader_counts() -> None:
+    found = source_features(KERNEL)
+    expected = {
+        "fma": 1, "w_fma": 16, "load_global_1": 1, "w_load_global_1": 1, "store_shared_1": 1, "w_load_shared_1": 16,
+        "load_shared_1": 1, "store_global_2": 1, "barrier": 1, "loops": 3, "loops_runtime": 1, "loop_nesting": 3,
+        "unroll_pragmas": 2, "unroll_limit": 2, "shared_bytes": 8 * 32 * 4, "local_bytes": 8, "block_threads": 128,
+        "min_blocks": 2, "w_depth": 8, "branch": 0, "async_copy": 0, "mul": 0,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_weighted_counts_follow_the_constants() -> None:
+    deeper = source_features(KERNEL.replace("DEPTH = 8", "DEPTH = 16"))
+    assert deeper["fma"] == 1 and deeper["w_fma"] == 16 * 4 and deeper["w_depth"] == 16
+
+
+def test_unrolling_grows_code_but_not_work() -> None:
+    rolled = source_features(KERNEL.replace("#pragma unroll 4\n", ""))
+    unrolled = source_features(KERNEL)
+    assert unrolled["w_fma"] == rolled["w_fma"] and unrolled["code_size"] > 2 * rolled["code_size"]
+
+
+def test_functions_are_followed_with_the_memory_their_pointers_point_to() -> None:
+    found = source_features(
+        """
+template <int WIDTH> __device__ void move(float *to, const float *from)
+{
+    if constexpr (WIDTH == 4)
+        *reinterpret_cast<float4 *>(to) = *reinterpret_cast<const float4 *>(from);
+    else
+        *to = *from;
+}
+__global__ void kernel(const float *A, float *B)
+{
+    __shared__ float4 tile[64];
+    float *const mine = reinterpret_cast<float *>(tile) + 4 * threadIdx.x;
+    for (int i = 0; i < 3; ++i)
+        move<4>(mine, A + 4 * i);
+    __syncthreads();
+    move<1>(B, mine);
+}
+"""
+    )
+    expected = {"w_load_global_4": 3, "w_store_shared_4": 3, "w_load_shared_1": 1, "w_store_global_1": 1}
+    moved = {name: value for name, value in found.items() if name.startswith(("w_load", "w_store")) and value}
+    assert moved == expected
+
+
+@pytest.mark.parametrize(("loop", "count"), [
+    ("int i = 0; i < 10; i += 3", 4), ("int i = 10; i > 0; --i", 10), ("int i = 1; i <= 8; i++", 8), ("int i = 5; i < 5; ++i", 0),
+])  # fmt: skip
+def test_trip_counts(loop: str, count: int) -> None:
+    source = f"__global__ void kernel(float *A) {{ for ({loop}) A[i] = 1.0f; }}"
+    assert source_features(source)["w_store_global_1"] == count
+
+
+def test_syntax_error_is_reported_with_its_line() -> None:
+    with pytest.raises(SourceError, match="line 2: .*undeclared"):
+        source_features("__global__ void kernel(float *A) {\n A[0] = missing; }")
+
+
+def test_the_same_names_for_every_config() -> None:
+    assert tuple(source_features(render(TEMPLATE, TEMPLATE.naive))) == NAMES
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("knob", TEMPLATE.names)
+def test_every_knob_moves_a_feature(knob: str) -> None:
+    """Somewhere in the legal space each pair of a knob's neighbouring values differs in the source's features."""
+    if knob in NOT_IN_THE_SOURCE:
+        pytest.skip(NOT_IN_THE_SOURCE[knob])
+    rng = np.random.default_rng(1)
+    values = TEMPLATE.knob[knob].values
+    left = {(a, b) for a, b in zip(values, values[1:], strict=False)}
+    for base in sample(TEMPLATE, WORKLOAD, H200.limits, 400, rng):
+        for low, high in sorted(left):
+            configs = [{**base, knob: low}, {**base, knob: high}]
+            if not any(violations(TEMPLATE, config, WORKLOAD, H200.limits) for config in configs):
+                one, other = (source_features(render(TEMPLATE, config)) for config in configs)
+                assert one != other, f"{knob}: {low} and {high} look the same in {base}"
+                left.remove((low, high))
+        if not left:
+            return
+    assert not left, f"{knob}: no legal base found for {left}"
+
+
+def test_a_knob_that_only_renames_would_be_caught() -> None:
+    """The planted bug: a constant that nothing uses moves no feature."""
+    plain = KERNEL.replace("constexpr int DEPTH", "constexpr int UNUSED = 1;\nconstexpr int DEPTH")
+    other = plain.replace("UNUSED = 1", "UNUSED = 2")
+    assert plain != other and source_features(plain) == source_features(other)
