@@ -15,8 +15,9 @@ import pandas as pd
 from cost_model.model import CostModel
 from datasets import split, store
 from datasets.device import Device
+from datasets.schema import frame_of, measurement_of
 from pipeline import config, worlds
-from pipeline.evaluation import EvaluateSettings, Evaluation, check_apart, evaluate
+from pipeline.evaluation import EvaluateSettings, Evaluation, Journal, check_apart, evaluate
 from pipeline.measure.measurer import Measurer
 from pipeline.plots import draw_regret
 from pipeline.records import Cell, Record, cells, records, write_seed_records
@@ -41,13 +42,10 @@ def main(settings: config.Settings, run: Run) -> None:
     try:
         frame = known_rows(template, measurer.device, settings.gpu.recorded, [recorded, data])
         ingredients = gather(settings.evaluate, template, measurer.device, frame, workloads, run)
-        result = compete(ingredients, workloads, measurer, settings, frame)
-        stats = getattr(measurer, "stats", dict)()
+        result = compete(ingredients, workloads, measurer, settings, frame, journal_of(run) if measurer.source == "gpu" else None)
+        stats: dict[str, Any] = getattr(measurer, "stats", dict)()
     finally:
         measurer.close()
-    if measurer.source == "gpu":
-        for measurements in result.measured.values():
-            store.append(run.folder / "measurements", measurements)
     report(result, template, measurer, settings, run, stats)
 
 
@@ -106,9 +104,20 @@ def load_policy(settings: EvaluateSettings, workloads: Sequence[Workload], run: 
     return run.need(wanted[0])
 
 
+def journal_of(run: Run) -> Journal:
+    """The run folder's own measurements: a live run that was interrupted goes on from them."""
+    folder = run.folder / "measurements"
+    earlier = store.load(folder) if folder.is_dir() else frame_of([])
+    rows = [measurement_of(row) for row in earlier.to_dict("records")]
+    if rows:
+        run.log.info("goes on from %d measurements in %s", len(rows), folder)
+    return Journal(rows, lambda measurements: store.append(folder, measurements))
+
+
 def compete(
-    ingredients: Ingredients, workloads: Sequence[Workload], measurer: Measurer, settings: config.Settings, frame: pd.DataFrame
-) -> Evaluation:
+    ingredients: Ingredients, workloads: Sequence[Workload], measurer: Measurer, settings: config.Settings, frame: pd.DataFrame,
+    journal: Journal | None,
+) -> Evaluation:  # fmt: skip
     """All methods on all workloads, with progress."""
     chosen_settings = settings.evaluate
     made = factories(ingredients, chosen_settings)
@@ -116,7 +125,7 @@ def compete(
     steps = len(rounds(chosen_settings.ks, chosen_settings.batch)) * len(made) * chosen_settings.seeds * len(workloads)
     with progress(steps, "evaluating") as bar:
         return evaluate(
-            made, workloads, load_template(workloads[0].op), measurer, chosen_settings, best, settings.seed, bar.advance
+            made, workloads, load_template(workloads[0].op), measurer, chosen_settings, best, settings.seed, bar.advance, journal
         )
 
 

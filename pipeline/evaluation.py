@@ -2,20 +2,21 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from datasets.measurement import Candidate, Measurement, Origin
+from datasets.measurement import Measurement
+from pipeline.finals import Times, finalists, true_times
 from pipeline.measure.measurer import Measurer
 from pipeline.records import Pick, Yardstick
 from pipeline.strategies.admission import expert_config, naive_config
 from pipeline.strategies.ranked import SearchSettings
-from pipeline.strategies.trial import Memory, Trial, origin_of, run_trials
+from pipeline.strategies.trial import Memory, Trial, run_trials
 from pipeline.strategy import Strategy, Task
 from templates.errors import InputError
-from templates.knob import config_text, parse_config
+from templates.knob import config_text
 from templates.template import Template
 from templates.workload import Workload
 
@@ -73,14 +74,21 @@ class Evaluation:
     """All picks with their true times, the yardsticks, and the course of each method's regret.
 
     `regret[method]` has shape (max k + 1, trials): 1 - fraction of the best known after 0, 1, 2, ... measurements, by the
-    times as they were measured. `measured`: what the measurer was asked for, by workload. `left_out`: no time for these.
+    times as they were measured. `left_out`: workloads for which there was no time.
     """
 
     picks: list[Pick]
     yardsticks: dict[Workload, Yardstick]
     regret: dict[str, np.ndarray]
-    measured: dict[Workload, list[Measurement]]
     left_out: list[Workload]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Measurements of a run: those an interrupted one left, and where new ones go as they come."""
+
+    earlier: Sequence[Measurement] = ()
+    save: Callable[[list[Measurement]], None] = lambda measurements: None
 
 
 def check_apart(workloads: Sequence[Workload], trained: Sequence[str], what: str) -> None:
@@ -98,12 +106,14 @@ def evaluate(
     recorded_best: Mapping[Workload, Sequence[dict[str, int]]],
     seed: int = 0,
     advance: Callable[[int], None] = lambda n: None,
+    journal: Journal | None = None,
 ) -> Evaluation:
     """Run every factory's strategy on every workload with every seed, workload by workload.
 
     `recorded_best`: the fastest recorded configs of a workload, which count for the best known.
     `advance` is called with the number of trial rounds done.
     """
+    journal = journal or Journal()
     judged: list[Judged] = []
     left_out: list[Workload] = []
     started = time.monotonic()
@@ -112,12 +122,13 @@ def evaluate(
             left_out.append(workload)
             continue
         task = task_of(template, workload, measurer)
-        judged.append(judge(factories, task, measurer, settings, recorded_best.get(workload, ()), seed, advance))
+        earlier = {config_text(m.config): m for m in journal.earlier if m.workload == workload}
+        memory = Memory(measurer, task, earlier, journal.save)
+        judged.append(judge(factories, memory, settings, recorded_best.get(workload, ()), seed, advance))
     return Evaluation(
         picks=[pick for j in judged for pick in j.picks],
         yardsticks={j.workload: j.yardstick for j in judged},
         regret={name: np.hstack([j.regret[name] for j in judged]) for name in factories},
-        measured={j.workload: j.measured for j in judged},
         left_out=left_out,
     )
 
@@ -145,84 +156,37 @@ class Judged:
     picks: list[Pick]
     yardstick: Yardstick
     regret: dict[str, np.ndarray]
-    measured: list[Measurement]
 
 
 def judge(
     factories: Mapping[str, Factory],
-    task: Task,
-    measurer: Measurer,
+    memory: Memory,
     settings: EvaluateSettings,
     recorded_best: Sequence[dict[str, int]],
     seed: int,
     advance: Callable[[int], None] = lambda n: None,
 ) -> Judged:
     """All methods and seeds on one workload, and the true times of what they chose."""
-    memory = Memory(measurer, task)
+    task = memory.task
     trials = [
         Trial(factory(), s, np.random.default_rng([seed, s, *f"{name}/{task.workload}".encode()]))
         for name, factory in factories.items()
         for s in range(settings.seeds)
     ]
     run_trials(trials, memory, settings.ks, settings.batch, lambda: advance(len(trials)))
-    true_us, statuses = true_times(trials, memory, settings, recorded_best)
+    chosen = finalists(trials, task, settings.ks, recorded_best, "vendor" in settings.methods)
+    true_us, statuses = true_times(chosen, memory, settings.final_rounds)
     yardstick = _yardstick(task, memory, true_us)
     picks = [_pick(trial, task, k, true_us, statuses) for trial in trials for k in sorted(settings.ks)]
-    if "" in true_us and true_us[""] is not None:
+    if true_us.get("") is not None:
         picks.append(Pick(task.workload, "vendor", 0, 0, "", true_us[""], "ok"))
+    elif "" in true_us:
+        LOG.info("%s: no time of the vendor's kernel: %s", task.workload, memory.results[""].message)
     regret = {
         name: np.array([_course(t, task, memory, max(settings.ks), yardstick) for t in trials if t.strategy.name == name]).T
         for name in factories
     }
-    return Judged(task.workload, picks, yardstick, regret, list(memory.results.values()))
-
-
-Times = dict[str, float | None]
-"""Config text -> microseconds, None for a config that does not run."""
-
-
-def true_times(
-    trials: Sequence[Trial], memory: Memory, settings: EvaluateSettings, recorded_best: Sequence[dict[str, int]]
-) -> tuple[Times, dict[str, str]]:
-    """The times that count, and the status, of every config that anybody chose, of naive and expert, and of the best known.
-
-    Replayed rows are what they are. On a live GPU the chosen configs are timed again, interleaved, so that neither a fluke
-    nor drift decides: the minimum of the rounds' medians; a config that fails in any round does not run.
-    """
-    task = memory.task
-    chosen = {config_text(c): (c, origin_of(t.strategy.name)) for t in trials for k in settings.ks for c in [t.pick(task, k)]}
-    for config in (naive_config(task), expert_config(task), *recorded_best):
-        chosen.setdefault(config_text(config), (config, "guided"))
-    if task.pool is not None:
-        allowed = {config_text(config) for config in task.pool}
-        chosen = {text: pair for text, pair in chosen.items() if text in allowed}
-    if "vendor" in settings.methods:
-        chosen[""] = ({}, "vendor")
-    first = memory.measure(list(chosen.values()))
-    results = {text: [measurement] for text, measurement in zip(chosen, first, strict=True)}
-    if memory.measurer.source == "gpu":
-        for again in _interleaved(memory, list(chosen.values()), settings.final_rounds):
-            results[config_text(again.config)].append(again)
-        # The first timing chose the config: it is not independent of the choice, so the final does not count it.
-        results = {text: _final(rows) for text, rows in results.items()}
-    times: Times = {}
-    for text, rows in results.items():
-        values = [m.time_us for m in rows if m.time_us is not None]
-        times[text] = min(values) if len(values) == len(rows) else None
-    return times, {text: next((m.status for m in rows if m.status != "ok"), "ok") for text, rows in results.items()}
-
-
-def _final(rows: Sequence[Measurement]) -> list[Measurement]:
-    """The rows after the first that the surroundings did not spoil; the first where they spoilt all."""
-    return [m for m in rows[1:] if m.status != "contaminated"] or [rows[0]]
-
-
-def _interleaved(memory: Memory, finalists: Sequence[tuple[dict[str, int], Origin]], times: int) -> Iterator[Measurement]:
-    """Every finalist `times` times, each round in another order."""
-    rng = np.random.default_rng(0)
-    for _ in range(times):
-        order = rng.permutation(len(finalists))
-        yield from memory.measurer.measure([Candidate(memory.task.workload, *finalists[i]) for i in order])
+    return Judged(task.workload, picks, yardstick, regret)
 
 
 def _yardstick(task: Task, memory: Memory, true_us: Times) -> Yardstick:
@@ -249,8 +213,3 @@ def _course(trial: Trial, task: Task, memory: Memory, longest: int, yardstick: Y
         time_us = measurement.time_us if measurement else None
         result.append(1.0 if time_us is None else max(0.0, 1.0 - yardstick.best_us / time_us))
     return result
-
-
-def best_config(yardstick: Yardstick) -> dict[str, int]:
-    """The best known config."""
-    return parse_config(yardstick.best_config)

@@ -1,5 +1,6 @@
 """The methods of an evaluation by name, made from what training left."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from pipeline.strategies.ranked import CostModelRanked, CostModelRefit, RandomRa
 from pipeline.strategies.simple import FairPools, Random, expert, naive
 from pipeline.strategies.transfer import LogTime, Nearest, OneConfig
 from pipeline.strategy import Strategy, Task
-from templates.knob import Config, columns_of
+from templates.knob import Config, columns_of, config_text
 from templates.workload import Workload
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ class Ingredients:
 def factories(parts: Ingredients, settings: EvaluateSettings) -> Mapping[str, Callable[[], Strategy]]:
     """A maker of fresh strategies for every method of the settings but `vendor`, which chooses nothing."""
     log_time = mean_log_time(parts.cost_model, parts.device)
-
-    def refit(history: Sequence[Measurement]) -> LogTime:
-        return mean_log_time(parts.cost_model.refit(frame_of(history), parts.device), parts.device)
+    refit = refitter(parts)
 
     def policy() -> Strategy:
         from pipeline.policy.propose import PolicyStrategy
@@ -60,6 +59,22 @@ def factories(parts: Ingredients, settings: EvaluateSettings) -> Mapping[str, Ca
         "policy": policy,
     }
     return {name: makers[name] for name in settings.methods if name in makers}
+
+
+def refitter(parts: Ingredients, kept: int = 8) -> Callable[[Sequence[Measurement]], LogTime]:
+    """Refits the cost model to a history. In a closed world seeds share histories, so the last few models are kept."""
+    models: OrderedDict[tuple[str, ...], LogTime] = OrderedDict()
+
+    def refit(history: Sequence[Measurement]) -> LogTime:
+        key = (str(history[0].workload), *(config_text(m.config) for m in history))
+        if key not in models:
+            models[key] = mean_log_time(parts.cost_model.refit(frame_of(history), parts.device), parts.device)
+        models.move_to_end(key)
+        if len(models) > kept:
+            models.popitem(last=False)
+        return models[key]
+
+    return refit
 
 
 def mean_log_time(cost_model: CostModel, device: Device) -> LogTime:

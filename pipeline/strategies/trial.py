@@ -43,17 +43,23 @@ def best_of(history: Iterable[Measurement]) -> dict[str, int] | None:
 
 @dataclass
 class Memory:
-    """A measurer's results so far on one task: what two trials ask for is measured once. A measurement costs each its own k."""
+    """A measurer's results so far on one task: what two trials ask for is measured once, but counts for each.
+
+    `save` gets what was measured anew, batch by batch; `results` may hold what an interrupted run measured.
+    """
 
     measurer: Measurer
     task: Task
     results: dict[str, Measurement] = field(default_factory=dict)
+    save: Callable[[list[Measurement]], None] = lambda measurements: None
 
     def measure(self, wanted: Sequence[tuple[dict[str, int], Origin]]) -> list[Measurement]:
         """One measurement per config, in order; those not yet known go to the measurer in one call."""
         missing = {config_text(c): Candidate(self.task.workload, c, o) for c, o in wanted if config_text(c) not in self.results}
-        for text, measurement in zip(missing, self.measurer.measure(list(missing.values())), strict=True):
-            self.results[text] = measurement
+        if missing:
+            new = list(self.measurer.measure(list(missing.values())))
+            self.results.update(zip(missing, new, strict=True))
+            self.save(new)
         return [self.results[config_text(config)] for config, _ in wanted]
 
 
