@@ -389,11 +389,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
     for (int m = 0; m < THREAD_M; ++m)
 #pragma unroll
-        for (int n = 0; n < THREAD_N; ++n) {
-            sum[m][n] = 0.0f;
-            for (int z = 0; z < SPLIT_K; ++z)
+        for (int n = 0; n < THREAD_N; ++n)
+            sum[m][n] = mine[(m * THREAD_N + n) * THREADS];
+#pragma unroll 1
+    for (int z = 1; z < SPLIT_K; ++z)
+#pragma unroll
+        for (int m = 0; m < THREAD_M; ++m)
+#pragma unroll
+            for (int n = 0; n < THREAD_N; ++n)
                 sum[m][n] += mine[z * part_floats + (m * THREAD_N + n) * THREADS];
-        }
 #endif
 
 #pragma unroll

@@ -10,6 +10,7 @@ from templates.template import Constraint, Launch, Limits, Template, Tensor
 from templates.workload import Workload
 
 UNIT_ROUNDOFF = 2.0**-24
+MOST_FMAS = 4096  # in an unrolled loop body: 16 bytes each, so half of a 128 KiB instruction cache
 
 
 def _shared(c: Columns) -> Any:
@@ -123,6 +124,19 @@ def _copies_divide(c: Columns, w: Workload, limits: Limits) -> Any:
     return (c["shared"] == 0) | whole
 
 
+def _copies_are_few(c: Columns, w: Workload, limits: Limits) -> Any:
+    threads = np.maximum(derived(c, w)["threads"], 1)
+    a_copies = c["block_m"] * c["block_k"] // (c["width_a"] * threads)
+    b_copies = c["block_n"] * c["block_k"] // (c["width_b"] * threads)
+    return (c["shared"] == 0) | ((a_copies <= 16) & (b_copies <= 16))
+
+
+def _loop_body_fits(c: Columns, w: Workload, limits: Limits) -> Any:
+    depth = np.where(c["shared"] == 1, c["vector_k"], c["width_a"])
+    steps = np.where(c["shared"] == 1, np.minimum(c["unroll"], c["block_k"] // depth), c["unroll"])
+    return (c["pragma_unroll"] == 0) | (steps * depth * c["thread_m"] * c["thread_n"] <= MOST_FMAS)
+
+
 def _smem_fits(c: Columns, w: Workload, limits: Limits) -> Any:
     smem = derived(c, w)["smem_bytes"] + np.where(c["split_k"] > 1, 16, 0)  # and the flag of the last block
     return smem <= np.where(c["dynamic_smem"] == 1, limits.smem_block_bytes, limits.smem_static_bytes)
@@ -143,6 +157,8 @@ CONSTRAINTS = (
     Constraint("the warps' tiles (thread tile x lanes) must divide the block tile", _warps_tile_block),
     Constraint("more threads than a block may have: enlarge thread_m, thread_n or shrink the block tile", _threads_fit),
     Constraint("a block's threads must share the copies of A's and B's tiles evenly", _copies_divide),
+    Constraint("a thread would copy more than 16 vectors of a tile: widen them or use more threads", _copies_are_few),
+    Constraint("the unrolled loop would not stay in the instruction cache: lower unroll", _loop_body_fits),
     Constraint("shared memory does not fit: shrink the tile or the stages, or set dynamic_smem=1", _smem_fits),
     Constraint("too few registers for the accumulators, they would spill: shrink the thread tile or min_blocks", _registers_fit),
     Constraint("the grid is too large for this GPU", _grid_fits),
