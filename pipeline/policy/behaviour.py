@@ -53,7 +53,7 @@ class Blind:
 
 @dataclass(frozen=True)
 class NoisyGreedy:
-    """The edit that the cost model likes best among a few drawn ones, its opinion blurred; measures where no edit promises more."""
+    """The edit the cost model likes best among a few drawn ones, its opinion blurred; measures where none promises more."""
 
     noise: float = 0.1
     breadth: int = 12

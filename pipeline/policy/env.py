@@ -100,7 +100,8 @@ class Search:
 
     def may_measure(self, rows: np.ndarray) -> np.ndarray:
         """Bool (rows,): something is left to measure with, and the current config was not tried yet."""
-        return ~self.memory.is_tried[rows] & (self.memory.measured[rows] < self.settings.measurements)
+        may: np.ndarray = ~self.memory.is_tried[rows] & (self.memory.measured[rows] < self.settings.measurements)
+        return may
 
     def states(self, rows: np.ndarray) -> np.ndarray:
         """Float32 (rows, d)."""

@@ -5,7 +5,7 @@ The only importer of d3rlpy. Kostrikov, Nair, Levine: Offline Reinforcement Lear
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ Losses = dict[str, float]
 
 @dataclass(frozen=True)
 class IqlSettings:
-    """Hyperparameters. gamma 1, because edit rewards telescope; a high expectile and temperature, because one takes the best edit."""
+    """Hyperparameters. gamma 1: edit rewards telescope. A high expectile and temperature: one takes the best edit."""
 
     steps: int = 4000
     batch: int = 256
@@ -50,10 +50,23 @@ class IqlSettings:
 
 
 class Policy:
-    """Actor, critics and value network over a named state and action; states come raw, standardisation is inside."""
+    """Actor, critics and value network over a named state and action; states come raw, standardisation is inside.
 
-    def __init__(self, layout: Layout, vocab: Vocabulary, settings: IqlSettings, mean: np.ndarray, scale: np.ndarray, seed: int = 0) -> None:
+    `workloads`: texts of all that it was taught on, so that nobody judges it on one of them.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        vocab: Vocabulary,
+        settings: IqlSettings,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        seed: int = 0,
+        workloads: Sequence[str] = (),
+    ) -> None:
         self.layout, self.vocab, self.settings, self.mean, self.scale = layout, vocab, settings, mean, scale
+        self.workloads = tuple(workloads)
         self.steps = 0
         torch.set_num_threads(settings.threads)
         seed_everything(seed)
@@ -73,11 +86,13 @@ class Policy:
         self.algo.create_impl((layout.size,), vocab.size)
 
     @staticmethod
-    def create(layout: Layout, vocab: Vocabulary, settings: IqlSettings, states: np.ndarray, seed: int) -> "Policy":
+    def create(
+        layout: Layout, vocab: Vocabulary, settings: IqlSettings, states: np.ndarray, seed: int, workloads: Sequence[str] = ()
+    ) -> "Policy":
         """A new policy whose standardisation fits these states (n, d). It stays as it is from then on."""
         spread = states.std(axis=0, dtype=np.float64)
         scale = np.where(spread > 1e-3, spread, 1.0)
-        return Policy(layout, vocab, settings, states.mean(axis=0, dtype=np.float64), scale, seed)
+        return Policy(layout, vocab, settings, states.mean(axis=0, dtype=np.float64), scale, seed, workloads)
 
     # Acting
 
@@ -117,8 +132,9 @@ class Policy:
 
     def _scaled(self, states: np.ndarray) -> np.ndarray:
         if states.shape[1] != self.layout.size:
-            raise InputError(f"states of {states.shape[1]} numbers, the policy knows {self.layout.size}; run `make pretrain` again")
-        return np.clip((states - self.mean) / self.scale, -CLIP, CLIP).astype(np.float32)
+            raise InputError(f"a state of {states.shape[1]} numbers, not {self.layout.size}; run `make pretrain` again")
+        scaled: np.ndarray = np.clip((states - self.mean) / self.scale, -CLIP, CLIP).astype(np.float32)
+        return scaled
 
     # Learning
 
@@ -166,9 +182,19 @@ class Policy:
         scratch = folder / ".networks.tmp"
         save_file(tensors, scratch, metadata={"steps": str(self.steps)})
         scratch.replace(folder / "networks.safetensors")
-        about = {"format": FORMAT, "d3rlpy": d3rlpy.__version__, "steps": self.steps, "settings": asdict(self.settings),
-                 "layout": asdict(self.layout), "knobs": self.vocab.knobs, "mean": self.mean.tolist(), "scale": self.scale.tolist(),
-                 "state": self.layout.names(), "action": self.vocab.names()}  # fmt: skip
+        about = {
+            "format": FORMAT,
+            "d3rlpy": d3rlpy.__version__,
+            "steps": self.steps,
+            "settings": asdict(self.settings),
+            "layout": asdict(self.layout),
+            "knobs": self.vocab.knobs,
+            "mean": self.mean.tolist(),
+            "scale": self.scale.tolist(),
+            "workloads": self.workloads,
+            "state": self.layout.names(),
+            "action": self.vocab.names(),
+        }
         scratch = folder / ".policy.tmp"
         scratch.write_text(json.dumps(about, indent=1) + "\n")
         scratch.replace(folder / "policy.json")
@@ -182,10 +208,11 @@ class Policy:
         except Exception as error:  # safetensors raises its own type, which it does not export
             raise InputError(f"policy {folder}: cannot be read ({error}); run `make pretrain` again") from error
         if about.get("format") != FORMAT:
-            raise InputError(f"policy {folder}: format {about.get('format')}, this program reads {FORMAT}; run `make pretrain` again")
+            raise InputError(f"policy {folder}: format {about.get('format')}, not {FORMAT}; run `make pretrain` again")
         layout = Layout(**{name: tuple(value) for name, value in about["layout"].items()})
         vocab = Vocabulary(tuple(about["knobs"]))
-        policy = Policy(layout, vocab, IqlSettings(**about["settings"]), np.array(about["mean"]), np.array(about["scale"]))
+        scaling = np.array(about["mean"]), np.array(about["scale"])
+        policy = Policy(layout, vocab, IqlSettings(**about["settings"]), *scaling, workloads=about["workloads"])
         policy._restore(tensors)
         policy.steps = int(tensors["steps"])
         return policy
@@ -207,12 +234,12 @@ class Policy:
             module.load_state_dict({key: tensors[f"{name}/{key}"] for key in module.state_dict()})
         for name in ("actor_optim", "critic_optim"):
             optim = getattr(modules, name).optim
-            whole, slots = optim.state_dict(), {}
+            slots: dict[int, dict[str, torch.Tensor]] = {}
             for key, value in tensors.items():
                 if key.startswith(f"{name}/"):
                     _, index, slot = key.split("/")
                     slots.setdefault(int(index), {})[slot] = value
-            optim.load_state_dict({"state": slots, "param_groups": whole["param_groups"]})
+            optim.load_state_dict({"state": slots, "param_groups": optim.state_dict()["param_groups"]})
 
 
 @dataclass(frozen=True)
@@ -229,8 +256,13 @@ class _Tensors:
     def of(episodes: Episodes, rewards: np.ndarray, scaled: Callable[[np.ndarray], np.ndarray]) -> "_Tensors":
         if not len(episodes):
             raise InputError("no episodes to learn from: raise the number of workloads or episodes")
-        columns = (rewards.astype(np.float32)[:, None], episodes.terminals.astype(np.float32)[:, None])
-        return _Tensors(scaled(episodes.states), episodes.actions.astype(np.float32), columns[0], scaled(episodes.next_states), columns[1])
+        return _Tensors(
+            scaled(episodes.states),
+            episodes.actions.astype(np.float32),
+            rewards.astype(np.float32)[:, None],
+            scaled(episodes.next_states),
+            episodes.terminals.astype(np.float32)[:, None],
+        )
 
     def draw(self, n: int, rng: np.random.Generator) -> list[np.ndarray]:
         rows = rng.integers(len(self.rewards), size=n)

@@ -17,7 +17,7 @@ from pipeline.policy.iql import Policy
 from pipeline.policy.residual import Residual, ResidualSettings
 from pipeline.policy.rollout import prospects, remembered, roll_out, scene_of
 from pipeline.policy.world import Pool, TimeModel, config_key
-from pipeline.strategies.admission import admit, admits, safe_default, untried
+from pipeline.strategies.admission import admit, safe_default, untried
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
 from pipeline.strategies.local_search import local_search
 from pipeline.strategy import Task
@@ -28,7 +28,7 @@ from templates.knob import columns_of
 
 @dataclass(frozen=True)
 class ProposeSettings:
-    """use_*: the parts. rollouts: sampled edit sequences per decision, of at most `steps` edits, `samples` actions drawn for each.
+    """use_*: the parts. rollouts: sampled edit sequences per decision, at most `steps` edits each, `samples` actions drawn per edit.
 
     evaluations: configs that the cost model's own search scores in an open world, from `random_starts` draws and `known_good`
     borrowed configs. value_weight: log time that one unit of the policy's prospects counts; vote_weight: log time that the most
@@ -53,6 +53,10 @@ class ProposeSettings:
     def __post_init__(self) -> None:
         if not (self.use_policy or self.use_cost_model or self.use_known_good):
             raise InputError("propose: switch on at least one of use_policy, use_cost_model, use_known_good")
+
+
+Votes = dict[tuple[int, ...], tuple[int, dict[str, int]]]
+"""Proposed configs by key: how many rollouts ended there, and the config."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class PolicyStrategy:
         """Every candidate that was not measured yet."""
         votes = self._votes(task, history, rng)
         configs = untried([*self._candidates(task, rng), *votes_first(votes)], history, 1 << 30)
-        columns = columns_of(configs, task.template.names)
+        columns = columns_of(list(configs), task.template.names)
         predicted = np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float).mean(axis=0)
         if not self.settings.use_cost_model:
             predicted = np.zeros(len(configs))
@@ -108,14 +112,15 @@ class PolicyStrategy:
             self._searched[key] = starts
             if self.settings.use_cost_model:
                 fresh = space.sample(task.template, task.workload, task.limits, self.settings.random_starts, rng)
-                columns = columns_of(fresh, task.template.names)
+                columns = columns_of(list(fresh), task.template.names)
                 order = self._mean(task, columns).argsort(kind="stable")[:16]
                 starts = distinct([*starts, *(fresh[i] for i in order)])
-                found = local_search(
-                    task, lambda c: self._mean(task, columns_of(c, task.template.names)), starts, self.settings.evaluations, rng
-                )
+                found = local_search(task, lambda configs: self._score(task, configs), starts, self.settings.evaluations, rng)
                 self._searched[key] = distinct([*starts, *(config for _, config in found)])
         return self._searched[key]
+
+    def _score(self, task: Task, configs: Sequence[dict[str, int]]) -> np.ndarray:
+        return self._mean(task, columns_of(list(configs), task.template.names))
 
     def _mean(self, task: Task, columns: dict[str, np.ndarray]) -> np.ndarray:
         by_member = np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float)
@@ -128,7 +133,7 @@ class PolicyStrategy:
             return []
         return distinct([admit(task, config) for config in borrowed(self.known, task.workload)[: self.settings.known_good]])
 
-    def _votes(self, task: Task, history: Sequence[Measurement], rng: np.random.Generator) -> dict[tuple[int, ...], tuple[int, dict[str, int]]]:
+    def _votes(self, task: Task, history: Sequence[Measurement], rng: np.random.Generator) -> Votes:
         """What the policy's rollouts end at (in a closed world: its nearest members), and how many of them do."""
         if not self.settings.use_policy or self.policy is None:
             return {}
@@ -137,7 +142,7 @@ class PolicyStrategy:
         ends = roll_out(self.policy, past, self._starts(task, history), self.settings.rollouts, self.settings.samples, rng)
         if task.pool is not None:
             ends = [task.pool[i] for i in Pool(task.template, task.pool).nearest(ends)]
-        votes: dict[tuple[int, ...], tuple[int, dict[str, int]]] = {}
+        votes: Votes = {}
         for config in ends:
             key = config_key(task.template, config)
             votes[key] = (votes.get(key, (0, config))[0] + 1, config)
@@ -155,7 +160,7 @@ class PolicyStrategy:
         task: Task,
         history: Sequence[Measurement],
         configs: list[dict[str, int]],
-        votes: dict[tuple[int, ...], tuple[int, dict[str, int]]],
+        votes: Votes,
     ) -> np.ndarray:
         """The policy's part of the ranking, (n,): what it still sees to gain, less a bonus for what it proposes often."""
         if self.policy is None or not self.settings.use_policy or not configs:
@@ -176,8 +181,8 @@ class PolicyStrategy:
             mean, doubt = residual.at(ranking.positions)
             # The very first pick is what a user gets when nothing can be measured: no exploring there.
             explore = self.settings.explore if place or history else 0.0
-            total = np.where(left, score + mean - explore * doubt, np.inf) if self.settings.use_residual else np.where(left, score, np.inf)
-            chosen = int(total.argmin())
+            adapted = score + mean - explore * doubt if self.settings.use_residual else score
+            chosen = int(np.where(left, adapted, np.inf).argmin())
             left[chosen] = False
             picks.append(ranking.configs[chosen])
             if self.settings.use_residual:
@@ -195,14 +200,13 @@ class PolicyStrategy:
         return Residual(positions(task.template, columns), measured - predicted, self.settings.residual)
 
 
-def votes_first(votes: dict[tuple[int, ...], tuple[int, dict[str, int]]]) -> list[dict[str, int]]:
+def votes_first(votes: Votes) -> list[dict[str, int]]:
     """Proposals, the most frequent first."""
     return [config for _, config in sorted(votes.values(), key=lambda pair: -pair[0])]
 
 
 def with_default(task: Task, picks: list[dict[str, int]], history: Sequence[Measurement]) -> list[dict[str, int]]:
-    """The picks with the safe default in the last place of a first batch of eight or more: it is never left unmeasured."""
+    """The picks with the safe default in the last place of the first batch of four or more: it is never left unmeasured."""
     default = safe_default(task)
-    if len(picks) < 8 or history or default in picks or not admits(task, default):
-        return picks
-    return [*picks[:-1], default]
+    done = default in picks or any(dict(m.config) == default for m in history)
+    return picks if len(picks) < 4 or done else [*picks[:-1], default]

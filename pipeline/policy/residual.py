@@ -16,8 +16,8 @@ CONSTANT_SD = 1.0
 
 @dataclass(frozen=True)
 class ResidualSettings:
-    """sd: how wrong the cost model usually is, log time. reach: knob distance (each knob's range is 1) over which errors are alike.
-    noise: spread of a measurement round what can be explained.
+    """sd: how wrong the cost model usually is, log time. reach: knob distance (each knob's range is 1) over which errors are
+    alike. noise: spread of a measurement round what can be explained.
     """
 
     sd: float = 0.1

@@ -70,7 +70,9 @@ class Layout:
         """Index of every name."""
         return {name: i for i, name in enumerate(self.names())}
 
-    def assemble(self, template: Template, found: np.ndarray, source: np.ndarray, feedback: Mapping[str, np.ndarray]) -> np.ndarray:
+    def assemble(
+        self, template: Template, found: np.ndarray, source: np.ndarray, feedback: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
         """Float32 (n, size) from features (n, d), source counts (n, s) and feedback columns (n,).
 
         InputError when the operator or one of its features is not in this layout.
@@ -115,12 +117,14 @@ def source_row(layout: Layout, template: Template, config: Config) -> np.ndarray
     if not layout.source:
         return np.zeros(0)
     counts = _counts(template.op, config_text(config))
-    return np.log1p(np.array([max(0.0, counts.get(name, 0.0)) for name in layout.source]))
+    row: np.ndarray = np.log1p(np.array([max(0.0, counts.get(name, 0.0)) for name in layout.source]))
+    return row
 
 
 def source_rows(layout: Layout, template: Template, configs: Sequence[Config]) -> np.ndarray:
     """Float (n, s): `source_row` of each config."""
-    return np.stack([source_row(layout, template, config) for config in configs])
+    rows: np.ndarray = np.stack([source_row(layout, template, config) for config in configs])
+    return rows
 
 
 def feature_rows(template: Template, workload: Workload, columns: Columns, device: Device) -> np.ndarray:

@@ -1,17 +1,17 @@
 """Worlds: what answers when a search measures - a member of the cost model's ensemble gone its own way, or a real measurer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from datasets.device import Device
-from datasets.measurement import Candidate, Measurement, Status
+from datasets.measurement import Candidate, Measurement, Origin, Status
 from pipeline.measure.measurer import Measurer
 from pipeline.policy.action import positions
 from pipeline.policy.reward import Outcome, outcome_of
-from templates.knob import Columns, Config, columns_of
+from templates.knob import Columns, Config, columns_of, config_text
 from templates.template import Template
 from templates.workload import Workload
 
@@ -59,7 +59,13 @@ class SimulatedWorld:
     pool = None
 
     def __init__(
-        self, model: TimeModel, template: Template, workload: Workload, device: Device, settings: WorldSettings, rng: np.random.Generator
+        self,
+        model: TimeModel,
+        template: Template,
+        workload: Workload,
+        device: Device,
+        settings: WorldSettings,
+        rng: np.random.Generator,
     ) -> None:
         self.model, self.template, self.workload, self.device, self.settings = model, template, workload, device, settings
         self.member_draw = float(rng.random())
@@ -96,34 +102,25 @@ class SimulatedWorld:
 
 
 class MeasuredWorld:
-    """A world behind a measurer. What was measured before is remembered, not measured again; `keep` sees everything new."""
+    """A world behind a measurer. What a config came to is remembered, so that no search pays for it twice."""
 
-    def __init__(
-        self, measurer: Measurer, workload: Workload, keep: Callable[[Measurement], None], known: Sequence[Measurement] = ()
-    ) -> None:
-        self.measurer, self.workload, self.keep = measurer, workload, keep
-        self.pool = measurer.known(workload)
-        self.baseline: float | None = None
-        self.seen: dict[tuple[tuple[str, int], ...], Measurement] = {}
-        for measurement in known:
-            self.seen[_key(measurement.config)] = measurement
+    def __init__(self, measurer: Measurer, workload: Workload, baseline: float | None = None) -> None:
+        self.measurer, self.workload, self.baseline = measurer, workload, baseline
+        known = measurer.known(workload)
+        # In an order that says nothing: a replay lists the fastest first, and ties would fall to it.
+        self.pool = None if known is None else sorted((dict(config) for config in known if config), key=config_text)
+        self.seen: dict[str, Measurement] = {}
 
-    def ask(self, configs: Sequence[dict[str, int]], origin: str = "policy") -> list[Measurement]:
-        """A measurement per config, in order; only those not seen before go to the measurer, each one once."""
-        fresh = {_key(config): config for config in configs if _key(config) not in self.seen}
-        candidates = [Candidate(self.workload, config, origin) for config in fresh.values()]  # type: ignore[arg-type]
-        for key, measurement in zip(fresh, self.measurer.measure(candidates), strict=True):
-            self.seen[key] = measurement
-            self.keep(measurement)
-        return [self.seen[_key(config)] for config in configs]
+    def ask(self, configs: Sequence[dict[str, int]], origin: Origin = "policy") -> list[Measurement]:
+        """A measurement per config, in order."""
+        fresh = {config_text(config): config for config in configs if config_text(config) not in self.seen}
+        candidates = [Candidate(self.workload, config, origin) for config in fresh.values()]
+        self.seen.update(zip(fresh, self.measurer.measure(candidates), strict=True))
+        return [self.seen[config_text(config)] for config in configs]
 
     def measure(self, configs: Sequence[dict[str, int]]) -> list[Outcome]:
         """Outcomes of `ask`."""
         return [outcome_of(measurement) for measurement in self.ask(configs)]
-
-
-def _key(config: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(config.items()))
 
 
 class Pool:

@@ -1,0 +1,285 @@
+"""Fine-tuning: the policy searches for real, and learns from what it measures. The stage round it is `pipeline.finetune`."""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from cost_model.model import CostModel
+from datasets import schema, split
+from datasets.episodes import Episodes, concatenate
+from datasets.measurement import Candidate, Origin
+from pipeline.ledger import Ledger
+from pipeline.policy import behaviour
+from pipeline.policy.behaviour import Acting
+from pipeline.policy.env import EpisodeSettings, Scene, Search
+from pipeline.policy.iql import Policy
+from pipeline.policy.propose import PolicyStrategy, ProposeSettings
+from pipeline.policy.reward import RewardSettings, normalised
+from pipeline.policy.world import MeasuredWorld
+from pipeline.strategies.admission import admit
+from pipeline.strategies.known_good import KnownGood, borrowed, distinct
+from pipeline.strategy import Task
+from templates import space
+from templates.errors import InputError
+from templates.knob import Config
+from templates.template import Template
+from templates.workload import Workload
+
+log = logging.getLogger("finetune")
+Advance = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """measurements, seconds: the budget, of which the tables before and after take a part (0 seconds: no limit).
+
+    episodes: searches side by side on one workload. perturb_share: rounds on a shape near the training workload, where any
+    config can be measured. explore: share of random decisions. updates: IQL steps per round, `fresh_share` of each batch from
+    real episodes. refit_every: rounds between refits of the cost model.
+    """
+
+    measurements: int = 500
+    seconds: float = 0.0
+    episodes: int = 8
+    perturb_share: float = 0.5
+    explore: float = 0.1
+    samples: int = 4
+    updates: int = 40
+    fresh_share: float = 0.5
+    refit_every: int = 4
+    episode: EpisodeSettings = field(default_factory=EpisodeSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    propose: ProposeSettings = field(default_factory=ProposeSettings)
+
+    def __post_init__(self) -> None:
+        if self.measurements < 1 or self.episodes < 1 or self.seconds < 0 or self.refit_every < 1:
+            raise InputError("finetune.measurements, episodes and refit_every must be 1 or more, finetune.seconds 0 or more")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One workload in the table at the end; microseconds, None where there is no time. before, after: the pick with nothing
+    measured, by the policy as it came and as it left; best: the best of all that was measured.
+    """
+
+    workload: str
+    split: str
+    naive_us: float | None
+    expert_us: float | None
+    before_us: float | None
+    after_us: float | None
+    best_us: float | None
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What fine-tuning came to."""
+
+    policy: Policy
+    model: CostModel
+    lines: list[Line]
+    rounds: int
+    measurements: int
+    seconds: float
+    statuses: dict[str, int]
+
+
+@dataclass
+class Tuner:
+    """A fine-tuning under way. `train` may be measured and learnt from, `watched` is only looked at before and after.
+
+    `policy`, `model` and what stands under them change from round to round; everything else is given.
+    """
+
+    template: Template
+    policy: Policy
+    model: CostModel
+    ledger: Ledger
+    offline: Episodes
+    known: KnownGood
+    train: Sequence[Workload]
+    watched: Sequence[Workload]
+    settings: FinetuneSettings
+    seed: int
+    round: int = 0
+    refitted_rows: int = 0
+    fresh: list[Episodes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.base = self.model
+
+    def tabled(self) -> list[Workload]:
+        """The workloads of the table, watched ones first: four measurements each, at most half the budget."""
+        return [*self.watched, *self.train][: max(1, self.settings.measurements // 8)]
+
+    def pick(self, workload: Workload) -> dict[str, int]:
+        """The policy's config for a workload with nothing measured there."""
+        strategy = PolicyStrategy(self.policy, self.model, self.known, self.settings.propose)
+        return strategy.propose(self.task(workload), [], 1, np.random.default_rng([self.seed, 7]))[0]
+
+    def task(self, workload: Workload) -> Task:
+        """The workload as strategies see it."""
+        pool = MeasuredWorld(self.ledger, workload).pool
+        return Task(self.template, workload, self.ledger.device, None if pool is None else tuple(pool))
+
+    def time_us(self, task: Task, config: Config, origin: Origin) -> float | None:
+        """Measured time of one config; None for a failure, and where a closed world lacks that very config."""
+        fixed = space.canonical_config(self.template, config)
+        if task.pool is not None and fixed not in task.pool:
+            return None
+        return next(self.ledger.measure([Candidate(task.workload, fixed, origin)])).time_us
+
+    def left(self) -> int:
+        """Measurements left, less what the table at the end may take."""
+        return self.settings.measurements - len(self.ledger.spent) - len(self.tabled())
+
+    def play(self) -> int:
+        """One round: searches on one workload, IQL steps, now and then a refit. Number of searches, 0 for no budget."""
+        settings, rng = self.settings, np.random.default_rng([self.seed, 11, self.round])
+        workload = self._workload(rng)
+        task = self.task(workload)
+        starts = self._starts(task, rng)
+        n = min(settings.episodes, (self.left() - len(starts) - 1) // settings.episode.measurements)
+        if n < 1:
+            return 0
+        naive_us = self.time_us(task, self.template.naive, "naive")
+        world = MeasuredWorld(self.ledger, workload, None if naive_us is None else float(np.log(naive_us)))
+        chosen = [starts[i % len(starts)] for i in range(n)]
+        scene = Scene(self.template, workload, self.ledger.device, self.model, self.policy.layout, self.policy.vocab)
+        search = Search(scene, world, chosen, settings.episode, settings.reward, rng)
+        search.observe(np.arange(n), world.measure(chosen))
+        self.fresh.append(behaviour.run(search, Acting(self.policy, settings.samples, settings.explore), rng))
+        self._learn()
+        self.round += 1
+        if self.round % settings.refit_every == 0:
+            self.refit(len(self.ledger.spent))
+        return n
+
+    def _workload(self, rng: np.random.Generator) -> Workload:
+        """Training workloads in a fresh random order each time round; in an open world often a shape nearby instead."""
+        order = np.random.default_rng([self.seed, 13, self.round // len(self.train)]).permutation(len(self.train))
+        workload = self.train[order[self.round % len(self.train)]]
+        closed = self.ledger.known(workload) is not None
+        return split.perturbed(workload, rng) if not closed and rng.random() < self.settings.perturb_share else workload
+
+    def _starts(self, task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
+        """The best config measured here so far, the expert's, the nearest workloads' best, and a random one."""
+        timed = [m for m in self.ledger.paid() if m.workload == task.workload and m.time_us is not None]
+        best = [dict(min(timed, key=lambda m: m.time_us or 0.0).config)] if timed else []
+        drawn = space.sample(self.template, task.workload, task.limits, 1, rng)
+        wanted = [dict(self.template.expert(task.workload)), *borrowed(self.known, task.workload)[:2], *drawn]
+        return distinct([*best, *(admit(task, config) for config in wanted)])
+
+    def _learn(self) -> None:
+        settings, real = self.settings, concatenate(self.fresh)
+        self.policy.train(
+            self.offline,
+            normalised(self.offline.rewards, self.offline.operator, settings.reward),
+            settings.updates,
+            self.seed,
+            fresh=real,
+            fresh_rewards=normalised(real.rewards, real.operator, settings.reward),
+            fresh_share=settings.fresh_share,
+        )
+
+    def refit(self, rows: int) -> None:
+        """The cost model as it came learns the first `rows` measurements, but for those on watched shapes."""
+        self.refitted_rows = rows
+        usable = [m for m in self.ledger.paid()[:rows] if m.workload not in set(self.watched)]
+        if usable:
+            self.model = self.base.refit(schema.frame_of(usable), self.ledger.device)
+
+
+def finetune(tuner: Tuner, folder: Path, advance: Advance = lambda n, note: None) -> FinetuneResult:
+    """Play rounds until the budget is spent; the table before and after. Continues from the folder's last whole round.
+
+    Leaves policy/ and cost_model/ in the folder; every measurement is there already, in measurements/.
+    """
+    settings, started = tuner.settings, time.monotonic()
+    before, elapsed = resume(tuner, folder)
+    advance(len(tuner.ledger.spent), "")
+    if not before:
+        before = table_before(tuner, advance)
+        checkpoint(tuner, folder, before, elapsed + time.monotonic() - started)
+    while not 0 < settings.seconds <= elapsed + time.monotonic() - started:
+        spent = len(tuner.ledger.spent)
+        if not tuner.play():
+            break
+        advance(len(tuner.ledger.spent) - spent, f"round {tuner.round}")
+        checkpoint(tuner, folder, before, elapsed + time.monotonic() - started)
+        gain = tuner.fresh[-1].returns().mean()
+        log.info("round %d: %d measurements, mean gain %.3f", tuner.round, len(tuner.ledger.spent), gain)
+    tuner.refit(len(tuner.ledger.spent))
+    spent = len(tuner.ledger.spent)
+    lines = [line(tuner, workload, before[str(workload)]) for workload in tuner.tabled()]
+    advance(len(tuner.ledger.spent) - spent, "")
+    tuner.policy.save(folder / "policy")
+    tuner.model.save(folder / "cost_model")
+    statuses = Counter(str(m.status) for m in tuner.ledger.paid())
+    seconds = elapsed + time.monotonic() - started
+    return FinetuneResult(tuner.policy, tuner.model, lines, tuner.round, len(tuner.ledger.spent), seconds, dict(statuses))
+
+
+Before = dict[str, list[float | None]]
+"""Workload -> times of naive, expert, and the policy's pick before any fine-tuning; microseconds."""
+
+
+def table_before(tuner: Tuner, advance: Advance) -> Before:
+    """Measure naive, expert and the pick of the policy as it came."""
+    before: Before = {}
+    for workload in tuner.tabled():
+        spent, task = len(tuner.ledger.spent), tuner.task(workload)
+        naive = tuner.time_us(task, tuner.template.naive, "naive")
+        expert = tuner.time_us(task, tuner.template.expert(workload), "expert")
+        before[str(workload)] = [naive, expert, tuner.time_us(task, tuner.pick(workload), "policy")]
+        advance(len(tuner.ledger.spent) - spent, "before")
+    return before
+
+
+def line(tuner: Tuner, workload: Workload, before: list[float | None]) -> Line:
+    """A workload's line: the pick of the policy as it is now, and the best of all that was measured there."""
+    after = tuner.time_us(tuner.task(workload), tuner.pick(workload), "policy")
+    times = [m.time_us for m in tuner.ledger.paid() if m.workload == workload and m.time_us is not None]
+    naive, expert, first = before
+    return Line(str(workload), split.split_of(workload), naive, expert, first, after, min(times, default=None))
+
+
+def checkpoint(tuner: Tuner, folder: Path, before: Before, seconds: float) -> None:
+    """State after a whole round: policy and real episodes, then the file that says where they are."""
+    place = folder / f"round-{tuner.round % 2}"  # two in turn: a run killed while saving still has the other
+    tuner.policy.save(place)
+    if tuner.fresh:
+        tuner.fresh[-1].save(folder / f"episodes-{tuner.round:04d}.npz")
+    state = {
+        "place": place.name,
+        "round": tuner.round,
+        "spent": len(tuner.ledger.spent),
+        "refitted_rows": tuner.refitted_rows,
+        "seconds": seconds,
+        "before": before,
+    }
+    scratch = folder / ".checkpoint.tmp"
+    scratch.write_text(json.dumps(state))
+    scratch.replace(folder / "checkpoint.json")
+
+
+def resume(tuner: Tuner, folder: Path) -> tuple[Before, float]:
+    """Put the tuner where the last whole round left it. The table before, empty where there is none yet, and the seconds used."""
+    path = folder / "checkpoint.json"
+    if not path.exists():
+        return {}, 0.0
+    state = json.loads(path.read_text())
+    tuner.policy = Policy.load(folder / state["place"])
+    tuner.round = int(state["round"])
+    tuner.ledger.forget_after(int(state["spent"]))
+    tuner.fresh = [Episodes.load(folder / f"episodes-{i:04d}.npz") for i in range(1, tuner.round + 1)]
+    if state["refitted_rows"]:
+        tuner.refit(int(state["refitted_rows"]))
+    log.info("continues after round %d with %d measurements", tuner.round, len(tuner.ledger.spent))
+    return dict(state["before"]), float(state["seconds"])

@@ -1,0 +1,252 @@
+"""Pretraining: searches in simulated worlds, and IQL on them. The stage round it is `pipeline.pretrain`."""
+
+import csv
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from cost_model.model import CostModel
+from datasets import split
+from datasets.device import Device
+from datasets.episodes import Episodes, concatenate
+from pipeline.policy import action, behaviour, state
+from pipeline.policy.behaviour import Acting, Behaviour, Blind, NoisyGreedy, Towards
+from pipeline.policy.env import EpisodeSettings, Scene, Search
+from pipeline.policy.iql import IqlSettings, Losses, Policy
+from pipeline.policy.reward import RewardSettings, normalised
+from pipeline.policy.world import SimulatedWorld, WorldSettings
+from pipeline.strategies.known_good import KnownGood, borrowed, known_good
+from templates import space
+from templates.errors import InputError
+from templates.knob import columns_of
+from templates.template import Template
+from templates.workload import Workload
+
+log = logging.getLogger("pretrain")
+Advance = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """searches: simulated worlds, each a synthetic workload with `episodes` searches in lockstep. *_share: of the worlds, how
+    many are explored blindly and how many by walking to a good config of that world; the rest is noisy-greedy. use_source: AST
+    counts in the state. chunk: searches per file of episodes.
+    """
+
+    searches: int = 192
+    episodes: int = 16
+    blind_share: float = 0.4
+    towards_share: float = 0.2
+    use_source: bool = True
+    chunk: int = 16
+    episode: EpisodeSettings = field(default_factory=EpisodeSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    world: WorldSettings = field(default_factory=WorldSettings)
+    iql: IqlSettings = field(default_factory=IqlSettings)
+
+    def __post_init__(self) -> None:
+        if min(self.searches, self.episodes, self.chunk) < 1:
+            raise InputError("pretrain.searches, pretrain.episodes and pretrain.chunk must be 1 or more")
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """`gains`: what a search gains in log time in fresh simulated worlds, by behaviour."""
+
+    policy: Policy
+    episodes: Episodes
+    losses: Losses
+    gains: dict[str, float]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Everything a simulated search needs but its number."""
+
+    template: Template
+    model: CostModel
+    device: Device
+    known: KnownGood
+    train: Sequence[Workload]
+    settings: PretrainSettings
+    seed: int
+
+    def scene(self, workload: Workload) -> Scene:
+        """The scene of one workload."""
+        layout = state.layout(use_source=self.settings.use_source)
+        return Scene(self.template, workload, self.device, self.model, layout, action.vocabulary())
+
+    def search(self, number: int) -> tuple[Search, SimulatedWorld, np.random.Generator]:
+        """World number `number`: the same at every call. In half of the worlds the starts were measured before."""
+        rng = np.random.default_rng([self.seed, number])
+        workload = synthetic(self.template, self.train, rng)
+        world = SimulatedWorld(self.model, self.template, workload, self.device, self.settings.world, rng)
+        starts = self._starts(workload, rng)
+        search = Search(self.scene(workload), world, starts, self.settings.episode, self.settings.reward, rng)
+        if rng.random() < 0.5:
+            search.observe(np.arange(len(starts)), world.measure(starts))
+        return search, world, rng
+
+    def _starts(self, workload: Workload, rng: np.random.Generator) -> list[dict[str, int]]:
+        """A third each: random, the expert's, borrowed from related workloads; now and then naive."""
+        limits, n = self.device.limits, self.settings.episodes
+        random = space.sample(self.template, workload, limits, n, rng)
+        expert = space.canonical_config(self.template, self.template.expert(workload))
+        fixed = legal_here(self.template, [expert, *borrowed(self.known, workload)[:16]], workload, self.device)
+        fixed = fixed or [dict(self.template.naive)]
+        pool = [random, fixed[:1], fixed, [dict(self.template.naive)]]
+        kinds = rng.choice(4, size=n, p=[0.35, 0.3, 0.3, 0.05])
+        return [pool[kind][rng.integers(len(pool[kind]))] for kind in kinds]
+
+    def behaviour(self, number: int, world: SimulatedWorld, rng: np.random.Generator) -> Behaviour:
+        """What explores world `number`."""
+        settings, draw = self.settings, rng.random()
+        if draw < settings.blind_share:
+            return Blind()
+        if draw < settings.blind_share + settings.towards_share:
+            return Towards(self._goals(world, rng))
+        return NoisyGreedy(noise=float(np.exp(rng.uniform(np.log(0.02), np.log(0.3)))))
+
+    def _goals(self, world: SimulatedWorld, rng: np.random.Generator) -> list[dict[str, int]]:
+        """The best of 256 random and the borrowed configs of this world, one per search."""
+        drawn = space.sample(self.template, world.workload, self.device.limits, 256, rng)
+        drawn += legal_here(self.template, borrowed(self.known, world.workload)[:32], world.workload, self.device)
+        order = world.log_times(drawn).argsort(kind="stable")[: self.settings.episodes]
+        return [drawn[order[i % len(order)]] for i in range(self.settings.episodes)]
+
+    def episodes(self, number: int) -> Episodes:
+        """The transitions of one world."""
+        search, world, rng = self.search(number)
+        return behaviour.run(search, self.behaviour(number, world, rng), rng)
+
+
+def legal_here(template: Template, configs: list[dict[str, int]], workload: Workload, device: Device) -> list[dict[str, int]]:
+    """Those of the configs that are legal on this workload and device."""
+    if not configs:
+        return []
+    keep = space.legal(template, columns_of(list(configs), template.names), workload, device.limits)
+    return [config for config, good in zip(configs, keep, strict=True) if good]
+
+
+def synthetic(template: Template, train: Sequence[Workload], rng: np.random.Generator) -> Workload:
+    """A workload like the training ones, never one that is evaluated on and never larger than they are in any dimension.
+
+    A training workload itself, one nearby, or one whose extents lie between those of two of them, rounded to some power of two.
+    """
+    one, other = (train[i] for i in rng.integers(len(train), size=2))
+    kind = rng.random()
+    if kind < 0.5:
+        return one if kind < 0.25 else split.perturbed(one, rng)
+    for _ in range(100):
+        extents = {}
+        for name, extent in one.dims:
+            between = np.exp(rng.uniform(*sorted((np.log(extent), np.log(other[name])))))
+            step = int(2 ** rng.integers(0, 8))
+            largest = max(workload[name] for workload in train)
+            extents[name] = min(largest, max(1, round(float(between) / step) * step))
+        found: Workload = template.workload(one.dtype, **extents)
+        if split.split_of(found) in ("train", "unlisted"):
+            return found
+    return one
+
+
+def simulate(simulator: Simulator, folder: Path, advance: Advance = lambda n, note: None) -> Episodes:
+    """Episodes of all worlds, kept in chunks under the folder; chunks that are there already are not made again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings, chunks = simulator.settings, []
+    for first in range(0, settings.searches, settings.chunk):
+        path = folder / f"chunk-{first:05d}.npz"
+        numbers = range(first, min(first + settings.chunk, settings.searches))
+        if not path.exists():
+            parts = []
+            for number in numbers:
+                parts.append(simulator.episodes(number))
+                advance(1, "")
+            concatenate(parts).save(path)
+        else:
+            advance(len(numbers), "")
+        chunks.append(Episodes.load(path))
+    return concatenate(chunks)
+
+
+def learn(
+    policy: Policy,
+    episodes: Episodes,
+    settings: PretrainSettings,
+    seed: int,
+    folder: Path,
+    advance: Advance = lambda n, note: None,
+) -> Losses:
+    """IQL steps up to settings.iql.steps, with a checkpoint and a line of losses.csv every `checkpoint_every`."""
+    rewards = normalised(episodes.rewards, episodes.operator, settings.reward)
+    losses: Losses = {}
+    advance(policy.steps, "")
+    while policy.steps < settings.iql.steps:
+        steps = min(settings.iql.checkpoint_every, settings.iql.steps - policy.steps)
+        losses = policy.train(episodes, rewards, steps, seed, after_step=lambda step, found: advance(1, ""))
+        policy.save(folder / "policy")
+        note_losses(folder / "losses.csv", policy.steps, losses)
+        log.info("step %d: %s", policy.steps, ", ".join(f"{name} {value:.4f}" for name, value in losses.items()))
+    return losses
+
+
+def note_losses(path: Path, step: int, losses: Losses) -> None:
+    """One more line, under a header where the file is new."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(["step", *losses])
+        writer.writerow([step, *(f"{value:.6g}" for value in losses.values())])
+
+
+def gains_of(simulator: Simulator, behaviours: dict[str, Behaviour], searches: int = 6) -> dict[str, float]:
+    """Mean gain of a search, log time, in worlds that no episode was drawn from; the same worlds for every behaviour."""
+    gains = {}
+    for name, chosen in behaviours.items():
+        returns = []
+        for number in range(searches):
+            search, _, rng = simulator.search(1_000_000 + number)
+            returns.append(behaviour.run(search, chosen, rng).returns())
+        gains[name] = float(np.concatenate(returns).mean())
+    return gains
+
+
+def pretrain(
+    frame: pd.DataFrame,
+    model: CostModel,
+    device: Device,
+    settings: PretrainSettings,
+    seed: int,
+    folder: Path,
+    simulating: Advance = lambda n, note: None,
+    learning: Advance = lambda n, note: None,
+) -> PretrainResult:
+    """Simulate, learn, look at what was learnt. `frame`: measured rows of training workloads only (known-good configs, shapes).
+
+    Continues what an interrupted call left in the folder, to the same result. InputError for rows of evaluation workloads.
+    """
+    template = model.template
+    train = sorted({Workload.parse(text) for text in frame["workload"].unique()})
+    for workload in train:
+        if split.split_of(workload) in ("validation", "test"):
+            raise InputError(f"pretrain was given rows of {workload}, which is for evaluation: pass training rows only")
+    simulator = Simulator(template, model, device, known_good(frame, template, top=8), train, settings, seed)
+    started = time.monotonic()
+    episodes = simulate(simulator, folder / "episodes", simulating)
+    simulated = time.monotonic()
+    if (folder / "policy" / "policy.json").exists():
+        policy = Policy.load(folder / "policy")
+    else:
+        scene = simulator.scene(train[0])
+        policy = Policy.create(scene.layout, scene.vocab, settings.iql, episodes.states, seed, [str(w) for w in train])
+    losses = learn(policy, episodes, settings, seed, folder, learning)
+    seconds = {"simulating": simulated - started, "learning": time.monotonic() - simulated}
+    gains = gains_of(simulator, {"random": Blind(), "greedy": NoisyGreedy(noise=0.02), "policy": Acting(policy, samples=4)})
+    return PretrainResult(policy, episodes, losses, gains, seconds)
