@@ -14,24 +14,22 @@ at the last run that ended well, and never at half a run.
 import argparse
 import contextlib
 import errno
-import fcntl
-import json
 import logging
 import os
 import random
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from omegaconf import OmegaConf
 
+from pipeline.measure.nvcc import find_nvcc
 from pipeline.progress import progress
+from pipeline.run_folder import OWN_FILES, TRACEBACK, find_or_make, logged, point, terminate_as_interrupt, write_json
 from pipeline.versions import ROOT, versions
 from templates.errors import InputError
 
@@ -47,7 +45,6 @@ NOT_OURS = {
     errno.EROFS: "the file system is read-only: set outputs_dir and data_dir",
     errno.EACCES: "permission denied: set outputs_dir and data_dir",
 }
-OWN_FILES = {"config.yaml", "versions.json", "log.txt", "state.json", "run.lock"}
 
 
 @dataclass(frozen=True)
@@ -92,13 +89,6 @@ def latest(stage: str, outputs: Path = OUTPUTS) -> Path | None:
     """Folder of a stage's last complete run, or None."""
     link = outputs / stage / "latest"
     return link.resolve() if link.exists() else None
-
-
-def write_json(target: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON under a temporary name, then rename: a killed run leaves the old file or the new one."""
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n")
-    scratch.replace(target)
 
 
 @dataclass(frozen=True)
@@ -175,9 +165,9 @@ def opened(name: str, settings: "Settings", config: str) -> Iterator[Run]:
     from pipeline.config import path
 
     outputs = path(settings.outputs_dir)
-    folder, lock, resumed = _folder(outputs / name, config if settings.resume else None)
+    folder, lock, resumed = find_or_make(outputs / name, config if settings.resume else None)
     run = Run(name, folder, settings, outputs, resumed)
-    with lock, _logging(folder), _terminate_as_interrupt():
+    with lock, logged(folder), terminate_as_interrupt():
         try:
             (folder / "config.yaml").write_text(config)
             write_json(folder / "versions.json", {**versions(_nvcc(settings)), "seed": settings.seed})
@@ -189,7 +179,7 @@ def opened(name: str, settings: "Settings", config: str) -> Iterator[Run]:
             if not (folder / "summary.json").exists():
                 run.write_summary({})
             write_json(folder / "state.json", {"state": "complete"})
-            _point(outputs / name / "latest", folder)
+            point(outputs / name / "latest", folder)
         except BaseException as error:
             _note_end(run, error)
             raise
@@ -200,107 +190,15 @@ def _note_end(run: Run, error: BaseException) -> None:
     if isinstance(error, InputError) and not run.resumed and {f.name for f in run.folder.iterdir()} <= OWN_FILES:
         shutil.rmtree(run.folder, ignore_errors=True)
         return
-    # On a full disk not even this can be written, and the reason on stderr has to do.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # on a full disk not even this can be written, and the line on stderr has to do
         if isinstance(error, Exception):
-            logging.getLogger("traceback").error("%s", run.stage, exc_info=error)
+            logging.getLogger(TRACEBACK).error("%s", run.stage, exc_info=error)
         write_json(run.folder / "state.json", {"state": "unfinished", "error": f"{type(error).__name__}: {error}"})
 
 
 def _nvcc(settings: "Settings") -> str | None:
-    """The compiler's version, where measuring is installed and there is one."""
-    return None
-
-
-def _folder(parent: Path, config: str | None) -> tuple[Path, TextIO, bool]:
-    """The newest unfinished run with this config that nobody works in, or a new folder; with its lock held."""
-    parent.mkdir(parents=True, exist_ok=True)
-    if config is not None:
-        for folder in sorted((f for f in parent.iterdir() if f.is_dir() and not f.is_symlink()), reverse=True):
-            if _unfinished(folder, config) and (lock := _lock(folder)) is not None:
-                return folder, lock, True
-    while True:
-        folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            lock = _lock(folder)
-            assert lock is not None
-            return folder, lock, False
-        time.sleep(0.2)
-
-
-def _unfinished(folder: Path, config: str) -> bool:
-    state, written = folder / "state.json", folder / "config.yaml"
-    if not state.exists() or not written.exists() or written.read_text() != config:
-        return False
-    return bool(json.loads(state.read_text())["state"] != "complete")
-
-
-def _lock(folder: Path) -> TextIO | None:
-    """The folder's lock, which the system drops when the process dies; None when another run holds it."""
-    file = (folder / "run.lock").open("w")
+    """The compiler's version; None where there is none, which only those who build need to mind."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+        return find_nvcc(settings.farm.build).version
+    except InputError:
         return None
-    return file
-
-
-def _point(link: Path, folder: Path) -> None:
-    """Move the link in one step."""
-    scratch = link.with_name(f".latest.{os.getpid()}")
-    scratch.unlink(missing_ok=True)
-    scratch.symlink_to(folder.name)
-    scratch.replace(link)
-
-
-@contextlib.contextmanager
-def _logging(folder: Path) -> Iterator[None]:
-    """Everything to log.txt; our own decisions, and others' warnings, also to stderr."""
-    root = logging.getLogger()
-    file = logging.FileHandler(folder / "log.txt")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
-    console = logging.StreamHandler(sys.stderr)
-    console.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    console.addFilter(lambda r: r.name != "traceback" and (r.levelno >= logging.WARNING or not _foreign(r)))
-    level = root.level
-    root.setLevel(logging.INFO)
-    logging.captureWarnings(True)
-    root.addHandler(file)
-    root.addHandler(console)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        root.setLevel(level)
-        for handler in (file, console):
-            root.removeHandler(handler)
-            with contextlib.suppress(OSError):
-                handler.close()
-
-
-def _foreign(record: logging.LogRecord) -> bool:
-    """Whether a library outside this repository wrote it (or a captured warning, which only the file needs)."""
-    return record.name == "py.warnings" or not Path(record.pathname).is_relative_to(ROOT) or ".venv" in record.pathname
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run like Ctrl-C does, so that clean-up runs; left alone where somebody else handles it."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.getsignal(signal.SIGTERM)
-        if before is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        if before is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, before)
