@@ -130,11 +130,11 @@ def test_what_was_never_written_is_still_poison(gpu: HostGpu, bench: Bench) -> N
     assert "at element (3, 2), 2 % of elements wrong" in bench.examine(0, None)[0]
 
 
-@pytest.mark.parametrize(("offset", "name"), [(-1, "C"), (-GUARD_BYTES, "C"), (8 * 6 * 4, "C"), (8 * 6 * 4 + GUARD_BYTES - 1, "C")])
-def test_writes_outside_are_found_to_the_last_byte_of_the_band(gpu: HostGpu, bench: Bench, offset: int, name: str) -> None:
+@pytest.mark.parametrize("offset", [-1, -GUARD_BYTES, 8 * 6 * 4, 8 * 6 * 4 + GUARD_BYTES - 1])
+def test_writes_outside_are_found_to_the_last_byte_of_the_band(gpu: HostGpu, bench: Bench, offset: int) -> None:
     launch(gpu, bench, 0)
     gpu.memory[bench.outputs[0].address + offset] ^= 1
-    assert bench.examine(0, None)[0] == f"wrote outside buffer {name}"
+    assert bench.examine(0, None)[0] == "wrote outside buffer C"
     assert bench.damaged
 
 

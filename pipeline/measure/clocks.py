@@ -98,7 +98,7 @@ class Observer:
         self._looked = -PROCESSES_EVERY_S
         self._foreign: int | None = None
         self._busy: bool | None = None
-        self._since = 0
+        self._since = int(time.time() * 1e6)  # NVML keeps samples of the past, when nothing of ours ran
 
     def read(self) -> Reading:
         """Clocks, reasons and temperature now; processes as of at most a second ago."""

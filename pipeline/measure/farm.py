@@ -8,10 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
-from statistics import median
 from types import TracebackType
 
 from datasets.device import Device
@@ -21,12 +19,14 @@ from pipeline.measure.build import BuildPool, Cubin
 from pipeline.measure.jobs import Hello, Job, Outcome, Tools, VendorJob
 from pipeline.measure.lock import ClockLock
 from pipeline.measure.nvcc import BuildFailure
+from pipeline.measure.rows import row_of
 from pipeline.measure.settings import FarmSettings
+from pipeline.measure.stopwatch import Stopwatch
 from pipeline.measure.worker import Worker, WorkerLostError
 from templates.errors import InputError
 from templates.render import render
 from templates.space import violations
-from templates.template import Template, load_template, operators
+from templates.template import load_template, operators
 from templates.workload import Workload
 
 CHECK_SOURCE = Path(__file__).with_name("check.cu")
@@ -59,7 +59,7 @@ class GpuFarm:
         self._best: dict[Workload, float] = {}
         self._counts = {"measured": 0, "restarts": 0}
         self._busy_s = 0.0
-        self._active = _Stopwatch()
+        self._active = Stopwatch()
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._pool: BuildPool | None = None
@@ -258,48 +258,8 @@ class GpuFarm:
                 other.future.set_exception(_no_gpu_left(error))
 
     def _row(self, candidate: Candidate, built: Cubin | BuildFailure | None, outcome: Outcome) -> Measurement:
-        template: Template = load_template(candidate.workload.op)
-        ok = outcome.status == "ok"
-        cubin = built if isinstance(built, Cubin) else None
-        return Measurement(
-            workload=candidate.workload,
-            config=dict(candidate.config),
-            status=outcome.status,
-            message=outcome.message,
-            time_us=median(outcome.samples_us) if ok else None,
-            samples_us=outcome.samples_us,
-            origin=candidate.origin,
-            gpu=self.device.name,
-            nvcc=self._pool.compiler.version if self._pool is not None else "",
-            driver=self._hello.driver,
-            template_version=template.version,
-            l2="warm" if self.settings.timing.l2 == "warm" else "cold",
-            error=outcome.error,
-            compile_s=built.compile_s if built is not None else None,
-            cache_hit=cubin.cache_hit if cubin is not None else None,
-            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            resources=cubin.resources(template.entry) if cubin is not None else None,
-            conditions=outcome.conditions,
-        )
-
-
-class _Stopwatch:
-    """Seconds during which at least one of several overlapping spans was open."""
-
-    def __init__(self) -> None:
-        self._open, self._since, self._total = 0, 0.0, 0.0
-
-    def start(self) -> None:
-        self._since = time.monotonic() if self._open == 0 else self._since
-        self._open += 1
-
-    def stop(self) -> None:
-        self._open -= 1
-        self._total += time.monotonic() - self._since if self._open == 0 else 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self._total + (time.monotonic() - self._since if self._open else 0.0)
+        assert self._pool is not None
+        return row_of(candidate, built, outcome, self._hello, self._pool.compiler.version, self.settings.timing.l2)
 
 
 def _start(worker: Worker) -> Hello:

@@ -1,31 +1,26 @@
 """A disposable process that owns one GPU: whatever a candidate does to it costs one row and a restart.
 
-`python -m pipeline.measure.worker <fd>` is the process; `Worker` is the farm's end. A plain child process, not
-multiprocessing's: it imports what it needs and nothing of the stage that started it, so a restart is quick.
+This is the farm's end, `server` the process. A plain child process, not multiprocessing's: it imports what it needs and
+nothing of the stage that started it, so a restart is quick.
 """
 
 import contextlib
-import faulthandler
 import logging
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from pipeline.measure.jobs import Hello, Job, Outcome, Start, Tools, VendorJob
-from pipeline.measure.names import resolve
 from pipeline.measure.settings import FarmSettings
 from templates.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +48,7 @@ class Worker:
         """Start the process; InputError when it says that there is no GPU, WorkerLostError when it says nothing."""
         self.kill()
         ours, theirs = Pipe()
-        command = [sys.executable, "-m", "pipeline.measure.worker", str(theirs.fileno()), str(self.log_path or "")]
+        command = [sys.executable, "-m", "pipeline.measure.server", str(theirs.fileno()), str(self.log_path or "")]
         # Its own session: Ctrl-C in the terminal is the farm's business.
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -163,78 +158,3 @@ def _environment(visible: str) -> Mapping[str, str]:
     # NVML counts in PCI order, CUDA by speed unless told: where we number the GPUs ourselves, both must agree.
     order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {**os.environ, "PYTHONPATH": path, **order, "CUDA_VISIBLE_DEVICES": visible}
-
-
-class _Server:
-    """The worker's side: an engine, a pipe, and guards against outliving its farm."""
-
-    def __init__(self, pipe: Connection, start: Start) -> None:
-        self.pipe, self.settings = pipe, start.settings
-        threading.Thread(target=_leave_with, args=(start.parent,), daemon=True).start()
-        self._arm("start")
-        self.engine: Any = resolve(start.settings.engine)(start.settings.timing)
-        self.pipe.send(("hello", self.engine.hello()))
-
-    def serve(self) -> None:
-        while True:
-            self._arm(None)
-            try:
-                what, payload = self.pipe.recv()
-            except (EOFError, ConnectionResetError):
-                return
-            log.info("%s %s", what, payload if what != "equip" else "")
-            answer = self._do(what, payload)
-            log.info("%s: %s", what, getattr(answer, "status", answer))
-            self.pipe.send(("done", answer))
-            if isinstance(answer, Outcome) and answer.fatal:
-                return
-
-    def _do(self, what: str, payload: Any) -> Any:
-        self._arm("prepare" if what == "equip" else "check")
-        if what == "equip":
-            return self.engine.equip(*payload)
-        return (self.engine.measure if what == "measure" else self.engine.vendor)(payload, self.phase)
-
-    def phase(self, name: str) -> None:
-        log.info("phase %s", name)
-        self._arm(name)
-        self.pipe.send(("phase", name))
-
-    def _arm(self, phase: str | None) -> None:
-        """SIGALRM's default action ends us even where a hung call holds the interpreter and the farm is gone."""
-        signal.setitimer(signal.ITIMER_REAL, 2.0 * limit_s(self.settings, phase) + 10.0 if phase else 0.0)
-
-
-def _leave_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)
-
-
-def main(arguments: list[str]) -> int:
-    """Serve one farm until it closes the pipe."""
-    pipe = Connection(int(arguments[0]))
-    if arguments[1]:
-        Path(arguments[1]).parent.mkdir(parents=True, exist_ok=True)
-        file = open(arguments[1], "a")  # noqa: SIM115  (stays open for as long as the process lives)
-        os.dup2(file.fileno(), 2)  # what CUDA and the C library say goes into the log too
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO if arguments[1] else logging.ERROR, format=_FORMAT)
-    faulthandler.enable()
-    try:
-        _Server(pipe, pipe.recv()).serve()
-    except InputError as error:
-        pipe.send(("input", str(error)))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return 0
-    except Exception as error:
-        log.exception("the worker gives up")
-        pipe.send(("raised", f"{type(error).__name__}: {error}".splitlines()[0][:300]))
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    # Not sys.exit: tearing down a lost CUDA context at interpreter exit can hang.
-    status = main(sys.argv[1:])
-    logging.shutdown()
-    os._exit(status)

@@ -172,9 +172,7 @@ def test_inputs_are_uniform_and_the_reference_is_right(cold: GpuEngine) -> None:
 @pytest.mark.parametrize("size", [64, 128, 256, 512, 1024])
 @pytest.mark.parametrize("which", ["naive", "expert"])
 @pytest.mark.parametrize("l2", ["warm", "cold"])
-def test_times_agree_with_graph_replay(
-    l2: str, which: str, size: int, cold: GpuEngine, warm: GpuEngine, pool: BuildPool
-) -> None:
+def test_times_agree_with_graph_replay(l2: str, which: str, size: int, cold: GpuEngine, warm: GpuEngine, pool: BuildPool) -> None:
     engine = cold if l2 == "cold" else warm
     workload = MATMUL.workload(M=size, N=size, K=size)
     config = MATMUL.naive if which == "naive" else MATMUL.expert(workload)
