@@ -18,7 +18,9 @@ from cost_model.model import CostModelSettings
 from datasets import split
 from pipeline.collection import CollectSettings
 from pipeline.evaluation import EvaluateSettings
+from pipeline.finetuning import FinetuneSettings
 from pipeline.measure.settings import FarmSettings
+from pipeline.pretraining import PretrainSettings
 from pipeline.worlds import GpuSettings
 from templates.errors import InputError
 
@@ -60,6 +62,8 @@ class Settings:
     farm: FarmSettings = field(default_factory=FarmSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
     cost_model: CostModelSettings = field(default_factory=CostModelSettings)
+    pretrain: PretrainSettings = field(default_factory=PretrainSettings)
+    finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
 
 
