@@ -57,10 +57,6 @@ def _hang() -> None:
     time.sleep(60)
 
 
-def _hang_in_c() -> None:
-    ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the interpreter locked: no other thread of the worker runs
-
-
 def _segfault() -> None:
     ctypes.string_at(0)
 

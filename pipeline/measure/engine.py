@@ -144,6 +144,7 @@ class GpuEngine:
             after = self.observer.read()
             around = clocks.conditions(before, after, self.locked_mhz)
             why = clocks.contamination(before, after, self.timing.clock_drop)
+            # The answer is checked again after this: a right answer in an impossible time means that the time is wrong.
             if not why and median(samples) < floor:
                 why = f"{median(samples):.2f} us is below the roofline floor of {floor:.2f} us"
             rising = clocks.clock_change(before, after) > self.timing.clock_drop
