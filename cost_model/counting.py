@@ -7,31 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import log2, prod
 
 from cost_model.constants import integer, trips
+from cost_model.counts import CALLS, COUNTS, NOT_OPERATIONS, SPECIAL, WHOLES
+from cost_model.expressions import base, fused, kernels, names, operation, size, words
 from cost_model.syntax import Node, parse
 
-COUNTS = (
-    "fma", "mul", "add", "special", "int_op", "int_div", "compare", "select",
-    "load_global_1", "load_global_2", "load_global_4", "load_read_only", "store_global_1", "store_global_2", "store_global_4",
-    "load_shared_1", "load_shared_2", "load_shared_4", "store_shared_1", "store_shared_2", "store_shared_4",
-    "local_access", "async_copy", "async_copy_bytes", "async_wait", "barrier", "fence", "atomic", "shuffle", "branch", "assign",
-)  # fmt: skip
-"""Counted statically and weighted. The number behind a load or store is its width in 4-byte words; loads through the
-read-only path are among the global ones; `local_access` is to a thread's own arrays, which live in registers when unrolled."""
-
-WHOLES = (
-    "code_size", "loops", "loops_runtime", "loop_nesting", "loop_body_nodes", "loop_body_operations", "unroll_pragmas",
-    "unroll_limit", "depth", "w_depth", "index_strides", "shared_bytes", "local_bytes", "block_threads", "min_blocks", "nodes",
-)  # fmt: skip
-"""code_size: operations after unrolling as asked. loop_body_*: of the largest innermost loop. unroll_limit: summed log2 of the
-factors given. depth: the longest chain of dependent operations; w_depth: of steps in the longest chain that loops carry.
-index_strides: summed log2 of the constants that run-time indices are multiplied with or divided by."""
-
-NOT_OPERATIONS = ("async_copy_bytes", "load_read_only", "local_access")
-SPECIAL = {"expf", "__expf", "exp2f", "logf", "sqrtf", "rsqrtf"}
-CALLS = {
-    "__syncthreads": "barrier", "__syncwarp": "barrier", "__threadfence": "fence", "__pipeline_wait_prior": "async_wait",
-    "__pipeline_commit": "async_wait", "fmaf": "fma", "min": "int_op", "max": "int_op", "fminf": "add", "fmaxf": "add",
-}  # fmt: skip
 _PRAGMA = re.compile(r"\s*#pragma unroll(?:\s+\(?(\w+)\)?)?")
 _BOUNDS = re.compile(r"__launch_bounds__\((\w+)(?:,\s*(\w+))?\)")
 
@@ -71,8 +50,8 @@ class Counting:
 
     def features(self) -> dict[str, float]:
         """Every count by name."""
-        self.whole["nodes"] = sum(map(_size, self.roots))
-        for kernel in _kernels(self.roots):
+        self.whole["nodes"] = sum(map(size, self.roots))
+        for kernel in kernels(self.roots):
             pointers = {id(node): "global" for node in kernel.children if node.kind == "PARM_DECL" and node.form == "pointer"}
             self.visit(kernel.children[-1], _Scope(spaces=pointers))
         if bounds := _BOUNDS.search(self.source):
@@ -129,8 +108,8 @@ class Counting:
         loops, operations = self.whole["loops"], self._operations()
         self.visit(body, inside)
         if self.whole["loops"] == loops:
-            for name, size in (("nodes", _size(body)), ("operations", self._operations() - operations)):
-                self.whole[f"loop_body_{name}"] = max(self.whole[f"loop_body_{name}"], size)
+            for name, extent in (("nodes", size(body)), ("operations", self._operations() - operations)):
+                self.whole[f"loop_body_{name}"] = max(self.whole[f"loop_body_{name}"], extent)
         return 0.0
 
     def _copies(self, node: Node, scope: _Scope, count: int | None) -> float:
@@ -190,11 +169,11 @@ class Counting:
         known = [integer(child, scope.values) for child in node.children]
         if None not in known:
             return 0.0
-        if fused := _fused(node):
-            factors, addend = fused
+        if (parts := fused(node)) is not None:
+            factors, addend = parts
             self._count("fma", scope)
             return self._deepen(1 + max(self.visit(part, scope) for part in (*factors.children, addend)))
-        self._count(_operation(node), scope)
+        self._count(operation(node), scope)
         if node.form == "int" and node.operator in "*/%":
             self.whole["index_strides"] += sum(log2(1 + abs(c)) for c in known if c is not None)
         return self._deepen(1 + max(self.visit(child, scope) for child in node.children))
@@ -203,10 +182,10 @@ class Counting:
         depth = self.visit(right, scope)
         self.visit(left, scope, "store")
         self._count("assign", scope)
-        target = _base(left)
+        target = base(left)
         if target is not None:
             self.depths[id(target)] = max(depth, self.depths.get(id(target), 0.0)) if left.kind != "DECL_REF_EXPR" else depth
-            if any(name is target for name in _names(right)):
+            if any(name is target for name in names(right)):
                 self._carry(left, scope)
         return depth
 
@@ -216,10 +195,10 @@ class Counting:
             self._count("fma", scope)
             depth = max(self.visit(part, scope) for part in right.children)
         else:
-            self._count(_operation(node), scope)
+            self._count(operation(node), scope)
             depth = self.visit(right, scope)
         self.visit(left, scope, "both")
-        target = _base(left)
+        target = base(left)
         before = self.depths.get(id(target), 0.0)
         self._carry(left, scope)
         self.depths[id(target)] = self._deepen(1 + max(depth, before))
@@ -227,7 +206,7 @@ class Counting:
 
     def _carry(self, left: Node, scope: _Scope) -> None:
         """A value that the loops hand on: a chain as long as the trips of those whose variable does not choose the element."""
-        used = {id(name) for name in _names(left)}
+        used = {id(name) for name in names(left)}
         chain = prod(count for variable, count in scope.loops if variable not in used)
         self.whole["w_depth"] = max(self.whole["w_depth"], chain)
 
@@ -240,7 +219,7 @@ class Counting:
         if integer(node, scope.values) is not None:
             return 0.0
         step = node.operator in ("++", "--")
-        self._count(_operation(node), scope)
+        self._count(operation(node), scope)
         return self.visit(inner, scope, "both" if step else "load") + 1
 
     def _select(self, node: Node, scope: _Scope, role: str) -> float:
@@ -257,8 +236,8 @@ class Counting:
             return depth
         space = self._space(node.children[0], scope) or "local"
         for action in ("load", "store") if role == "both" else (role,):
-            self._count("local_access" if space == "local" else f"{action}_{space}_{_words(node.size)}", scope)
-        target = _base(node)
+            self._count("local_access" if space == "local" else f"{action}_{space}_{words(node.size)}", scope)
+        target = base(node)
         return self._deepen(depth + 1) if space != "local" else max(depth, self.depths.get(id(target), 0.0))
 
     def _space(self, node: Node, scope: _Scope) -> str | None:
@@ -301,7 +280,7 @@ class Counting:
         """A function of CUDA's own, by its name."""
         name = node.name
         if name == "__ldg":
-            self._count(f"load_global_{_words(node.size)}", scope)
+            self._count(f"load_global_{words(node.size)}", scope)
             self._count("load_read_only", scope)
         elif name == "__pipeline_memcpy_async":
             self._count("async_copy", scope)
@@ -314,53 +293,3 @@ class Counting:
             self._count("special", scope)
         elif name in CALLS:
             self._count(CALLS[name], scope)
-
-
-def _kernels(nodes: list[Node]) -> list[Node]:
-    """Functions marked __global__ that have a body."""
-    found = []
-    for node in nodes:
-        if node.kind == "LINKAGE_SPEC":
-            found += _kernels(node.children)
-        elif node.kind == "FUNCTION_DECL" and any(child.kind == "CUDAGLOBAL_ATTR" for child in node.children):
-            found += [node] if node.children[-1].kind == "COMPOUND_STMT" else []
-    return found
-
-
-def _size(node: Node) -> int:
-    return 1 + sum(map(_size, node.children))
-
-
-def _words(size: int) -> int:
-    return 1 if size <= 4 else 2 if size <= 8 else 4
-
-
-def _operation(node: Node) -> str:
-    """The count that an arithmetic operator belongs to; addresses are integers."""
-    operator = node.operator.removesuffix("=") if node.kind == "COMPOUND_ASSIGNMENT_OPERATOR" else node.operator
-    if operator in ("<", "<=", ">", ">=", "==", "!=", "&&", "||", "!"):
-        return "compare"
-    if node.form == "float":
-        return {"*": "mul", "/": "special"}.get(operator, "add")
-    return "int_div" if operator in ("/", "%") else "int_op"
-
-
-def _fused(node: Node) -> tuple[Node, Node] | None:
-    """The product and the addend of a float `a * b + c`, which the compiler fuses."""
-    if node.form != "float" or node.operator not in ("+", "-"):
-        return None
-    for product, addend in (node.children, node.children[::-1]):
-        if product.kind == "BINARY_OPERATOR" and product.operator == "*":
-            return product, addend
-    return None
-
-
-def _names(node: Node) -> list[Node]:
-    """Declarations named in an expression."""
-    own = [node.target] if node.kind == "DECL_REF_EXPR" and node.target is not None else []
-    return own + [name for child in node.children for name in _names(child)]
-
-
-def _base(node: Node) -> Node | None:
-    """The variable an assigned expression belongs to: `sum` of `sum[m][n]`."""
-    return next(iter(_names(node)), None)

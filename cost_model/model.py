@@ -69,7 +69,7 @@ class CostModel:
         settings = settings or CostModelSettings()
         data = assemble(frame, device)
         template = load_template(str(frame["op"].iloc[0]))
-        members = tuple(_grow(data, settings, seed * 1000 + i) for i in range(settings.members))
+        members = tuple(grow(data, settings, seed * 1000 + i) for i in range(settings.members))
         return CostModel(template, settings, members, _failure_model(data, settings, seed), data, seed)
 
     def log_time(self, workload: Workload, configs: Configs, device: Device) -> NDArray[np.float64]:
@@ -204,9 +204,12 @@ def _parameters(settings: CostModelSettings, seed: int) -> dict[str, Any]:
     }
 
 
-def _grow(data: TrainingSet, settings: CostModelSettings, seed: int) -> xgb.Booster:
-    """One member. Random row weights (the Bayesian bootstrap: Rubin, Annals of Statistics 9(1), 1981) make members differ
-    where the data is thin, so that their spread says something."""
+def grow(data: TrainingSet, settings: CostModelSettings, seed: int) -> xgb.Booster:
+    """One member of the ensemble.
+
+    Random row weights (the Bayesian bootstrap: Rubin, Annals of Statistics 9(1), 1981) make members differ where the data is
+    thin, so that their spread says something.
+    """
     weight = data.weight * np.random.default_rng(seed).exponential(size=len(data.target))
     matrix = xgb.DMatrix(data.features, data.target, weight=weight, nthread=settings.threads)
     return xgb.train(_parameters(settings, seed), matrix, settings.trees)

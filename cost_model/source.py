@@ -7,10 +7,11 @@ functions in the source are followed. Nothing here knows an operator or a knob.
 
 from functools import lru_cache
 
-from cost_model.counting import COUNTS, WHOLES, Counting
+from cost_model.counting import Counting
+from cost_model.counts import COUNTS, WHOLES
 
 NAMES = (*COUNTS, *(f"w_{name}" for name in COUNTS), *WHOLES)
-"""The features, always all of them; `counting` says what each is."""
+"""The features, always all of them; `counts` says what each is."""
 
 CACHED_SOURCES = 4096
 

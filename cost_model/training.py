@@ -53,6 +53,7 @@ def assemble(frame: pd.DataFrame, device: Device, predict: Predict | None = None
     With `predict`, a workload's centre is what lifts these predictions to the measured times: right also for a handful
     of rows that are no fair sample. InputError: nothing to learn from, mixed operators, another GPU or template version.
     """
+    frame = frame[frame["origin"] != "vendor"]
     template = _checked(frame, device)
     parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
     failed: list[NDArray[np.float32]] = []
@@ -93,6 +94,11 @@ def _checked(frame: pd.DataFrame, device: Device) -> Template:
             "collect again or drop them"
         )
     return template
+
+
+def timed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a time of a config of ours; a vendor's kernel has no knobs."""
+    return frame[(frame["status"] == "ok") & (frame["origin"] != "vendor")]
 
 
 def columns_in(frame: pd.DataFrame, template: Template) -> dict[str, NDArray[np.int64]]:

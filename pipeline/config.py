@@ -10,10 +10,11 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cost_model.fitting import FitSettings
 from cost_model.model import CostModelSettings
 from datasets import split
 from pipeline.collection import CollectSettings
@@ -62,6 +63,7 @@ class Settings:
     farm: FarmSettings = field(default_factory=FarmSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
     cost_model: CostModelSettings = field(default_factory=CostModelSettings)
+    fit: FitSettings = field(default_factory=FitSettings)
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
@@ -142,6 +144,8 @@ def _explain(error: BaseException, overrides: Sequence[str]) -> str:
     for found in causes:
         if isinstance(found, InputError):
             return str(found)
+    if isinstance(error, OverrideParseException):
+        return f"override {error.override!r} cannot be read: write key=value, lists as key=[a,b], text with spaces in quotes"
     text = " ".join(str(error).split())
     if missing := re.search(r"Could not find '([\w/.-]+)'", text):
         group, _, option = missing[1].rpartition("/")
@@ -149,7 +153,7 @@ def _explain(error: BaseException, overrides: Sequence[str]) -> str:
             return f"{group}={option} is unknown; use one of {', '.join(options(group))}"
     if unknown := re.search(r"Could not override '([^']+)'|Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text):
         return _unknown(unknown[1] or unknown[2])
-    detail = str(causes[-1]).splitlines()[0]
+    detail = (str(causes[-1]).splitlines() or [type(causes[-1]).__name__])[0]
     where = re.search(r"full_key: (\S+)", " ".join(str(c) for c in causes))
     merging = re.search(r"merging override (\S+)", text)
     at = merging[1] if merging else where[1] if where else " ".join(overrides)
