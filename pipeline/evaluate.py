@@ -5,10 +5,11 @@ Replays recorded timings where there is no GPU, measures live where there is one
 regret.png and, live, the measurements in its run folder.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -26,10 +27,14 @@ from pipeline.strategies.catalogue import Ingredients, factories
 from pipeline.strategies.known_good import known_good
 from pipeline.strategies.trial import rounds
 from pipeline.tables import Line, duels, duels_table, methods_table, workloads_table
+from pipeline.training_rows import training_rows
 from templates.errors import InputError
 from templates.knob import parse_config
 from templates.template import Template, load_template
 from templates.workload import Workload
+
+if TYPE_CHECKING:
+    from pipeline.policy.iql import Policy
 
 
 @stage("evaluate")
@@ -41,7 +46,7 @@ def main(settings: config.Settings, run: Run) -> None:
     measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, template.op, run.folder)
     try:
         frame = known_rows(template, measurer.device, settings.gpu.recorded, [recorded, data])
-        ingredients = gather(settings.evaluate, template, measurer.device, frame, workloads, run)
+        ingredients = gather(settings, template, measurer.device, frame, workloads, run)
         result = compete(ingredients, workloads, measurer, settings, frame, journal_of(run) if measurer.source == "gpu" else None)
         stats: dict[str, Any] = getattr(measurer, "stats", dict)()
     finally:
@@ -74,34 +79,38 @@ def known_rows(template: Template, device: Device, recorded_key: str, roots: Seq
 
 
 def gather(
-    settings: EvaluateSettings, template: Template, device: Device, frame: pd.DataFrame, workloads: Sequence[Workload], run: Run
+    settings: config.Settings, template: Template, device: Device, frame: pd.DataFrame, workloads: Sequence[Workload], run: Run
 ) -> Ingredients:
-    """Training rows, cost model and policy, checked to know nothing of the workloads they are judged on."""
-    trained = frame[frame["workload"].isin([str(w) for w in split.workloads(template.op)["train"]])]
+    """Known-good configs, cost model and policy, checked to know nothing of the workloads they are judged on."""
+    roots = [config.path(settings.recorded_dir), config.path(settings.data_dir)]
+    trained = training_rows(template, device, settings.gpu.recorded, roots)
+    check_apart(workloads, list(trained["workload"].unique()), "the list of known-good configs")
     cost_model = CostModel.load(run.need("fit") / "cost_model")
     check_apart(workloads, [str(w) for w, _ in cost_model.data.means], "the cost model")
-    check_apart(workloads, list(trained["workload"].unique()), "the known-good list")
-    policy = None
-    if {"policy", "policy_zero_shot"} & set(settings.methods):
-        policy = load_policy(settings, workloads, run)
+    wanted = {"policy", "policy_zero_shot"} & set(settings.evaluate.methods)
+    policy = load_policy(settings.evaluate, workloads, run) if wanted else None
     fair = frame[frame["origin"] == "random"].groupby("workload")["config"]
     pools = {str(text): [parse_config(c) for c in sorted(set(configs))] for text, configs in fair}
     return Ingredients(device, known_good(trained, template), cost_model, policy, pools)
 
 
-def load_policy(settings: EvaluateSettings, workloads: Sequence[Workload], run: Run) -> Any:
+def load_policy(settings: EvaluateSettings, workloads: Sequence[Workload], run: Run) -> "Policy":
     """The policy of the newest fine-tuning, or else pretraining, run."""
     from pipeline.policy.iql import Policy  # loads PyTorch and d3rlpy: seconds that the controls alone do not need
 
-    wanted = ("finetune", "pretrain") if settings.policy == "latest" else (settings.policy,)
-    for name in wanted:
-        folder = run.latest(name)
-        if folder is not None:
-            run.log.info("evaluates the policy of %s", folder)
-            policy = Policy.load(folder / "policy")
-            check_apart(workloads, policy.workloads, "the policy")
-            return policy
-    return run.need(wanted[0])
+    order = ("finetune", "pretrain") if settings.policy == "latest" else (settings.policy,)
+    folder = next((found for found in map(run.latest, order) if found is not None), None) or run.need(order[-1])
+    run.log.info("evaluates the policy of %s", folder)
+    check_apart(workloads, trained_on(folder), "the policy")
+    return Policy.load(folder / "policy")
+
+
+def trained_on(folder: Path) -> list[str]:
+    """The workloads that a training run says it learnt from; those it only watched have another split beside them."""
+    entries = json.loads((folder / "summary.json").read_text()).get("workloads")
+    if not entries:
+        raise InputError(f"{folder}/summary.json does not say which workloads the policy was trained on; train it again")
+    return [e if isinstance(e, str) else e["workload"] for e in entries if isinstance(e, str) or e["split"] != "validation"]
 
 
 def journal_of(run: Run) -> Journal:

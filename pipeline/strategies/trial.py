@@ -7,7 +7,7 @@ import numpy as np
 
 from datasets.measurement import Candidate, Measurement, Origin
 from pipeline.measure.measurer import Measurer
-from pipeline.strategies.admission import safe_default
+from pipeline.strategies.admission import safe_default, untried
 from pipeline.strategy import Strategy, Task
 from templates.knob import config_text
 
@@ -107,6 +107,7 @@ def _proposals(trial: Trial, task: Task, n: int) -> list[dict[str, int]]:
     else:
         proposed = trial.strategy.propose(task, trial.history, n, trial.rng)
     trial.exhausted = len(proposed) < n
+    assert untried(proposed, trial.history, n) == proposed, f"{trial.strategy.name} proposes too much, or what was measured"
     return proposed
 
 
