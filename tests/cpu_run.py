@@ -9,7 +9,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from templates.workload import Workload
 TESTS = Path(__file__).parent
 Sanitizer = Literal["address", "thread", "none"]
 Arrays = dict[str, np.ndarray]
+DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
 FLAGS = {
     "none": ["-O1"],
@@ -93,16 +94,16 @@ class Binary:
         return results
 
 
-def _write(write, job: Job) -> None:  # type: ignore[no-untyped-def]
+def _write(write: Callable[[bytes], object], job: Job) -> None:
     numbers = [job.kernel, *job.launch.grid, *job.launch.block, job.launch.dynamic_smem_bytes, job.launch.workspace_bytes]
     numbers += [job.seed, job.repeats, len(job.tensors), len(job.scalars)]
     for tensor in job.tensors:
-        numbers += [4 * int(np.prod(tensor.shape)), int(tensor.role == "out")]
+        numbers += [DTYPES[tensor.dtype].itemsize * int(np.prod(tensor.shape)), int(tensor.role == "out")]
     numbers += job.scalars
     write(struct.pack(f"<{len(numbers)}q", *numbers))
     for tensor in job.tensors:
         if tensor.role == "in":
-            write(np.ascontiguousarray(job.inputs[tensor.name], dtype=np.float32).tobytes())
+            write(np.ascontiguousarray(job.inputs[tensor.name], dtype=DTYPES[tensor.dtype]).tobytes())
 
 
 def _read(data: bytes, jobs: Sequence[Job]) -> list[Arrays]:
@@ -110,9 +111,9 @@ def _read(data: bytes, jobs: Sequence[Job]) -> list[Arrays]:
     for job in jobs:
         outputs: Arrays = {}
         for tensor in (t for t in job.tensors if t.role == "out"):
-            size = int(np.prod(tensor.shape))
-            outputs[tensor.name] = np.frombuffer(data, np.float32, size, offset).reshape(tensor.shape)
-            offset += 4 * size
+            size, dtype = int(np.prod(tensor.shape)), DTYPES[tensor.dtype]
+            outputs[tensor.name] = np.frombuffer(data, dtype, size, offset).reshape(tensor.shape)
+            offset += dtype.itemsize * size
         results.append(outputs)
     return results
 
@@ -123,10 +124,11 @@ def for_cpu(source: str) -> str:
     return source.replace('extern "C" ', "")
 
 
-def program(sources: Sequence[str], entry: str, tensors: int, scalars: int) -> str:
+def program(sources: Sequence[str], entry: str, tensors: int, scalars: int, workspace: bool = True) -> str:
     """One C++ file: each kernel in a namespace and a shared-memory section of its own, and a main that launches them."""
     arguments = [f"cuda_on_cpu::Pointer{{p[{i}]}}" for i in range(tensors)]
-    arguments += [f"s[{i}]" for i in range(scalars)] + [f"cuda_on_cpu::Pointer{{p[{tensors}]}}"]
+    arguments += [f"s[{i}]" for i in range(scalars)]
+    arguments += [f"cuda_on_cpu::Pointer{{p[{tensors}]}}"] if workspace else []
     parts, table = ['#include "cuda_on_cpu.hpp"\n#include "cuda_on_cpu_main.hpp"\n'], []
     for i, source in enumerate(sources):
         section = f"cuda_shared_{i}"
