@@ -130,6 +130,35 @@ __device__ __forceinline__ void read_fragments(Fragments &f, const float *tile_a
         for (int n = 0; n < THREAD_N; n += STEP_N)
             move<STEP_N>(&f.b[i][n], tile_b + (k + i) * BLOCK_N + n * LANES_N);
 }
+
+__device__ __forceinline__ void multiply(float (&sum)[THREAD_M][THREAD_N], const Fragments &f)
+{
+#pragma unroll
+    for (int i = 0; i < VECTOR_K; ++i)
+#if FMA_ORDER == 0
+#pragma unroll
+        for (int m = 0; m < THREAD_M; ++m)
+#pragma unroll
+            for (int n = 0; n < THREAD_N; ++n)
+                sum[m][n] += f.a[m][i] * f.b[i][n];
+#elif FMA_ORDER == 1
+#pragma unroll
+        for (int m = 0; m < THREAD_M; ++m)
+#pragma unroll
+            for (int j = 0; j < THREAD_N; ++j) {
+                const int n = m % 2 ? THREAD_N - 1 - j : j;  // there and back: each turn reuses an operand
+                sum[m][n] += f.a[m][i] * f.b[i][n];
+            }
+#else
+#pragma unroll
+        for (int n = 0; n < THREAD_N; ++n)
+#pragma unroll
+            for (int j = 0; j < THREAD_M; ++j) {
+                const int m = n % 2 ? THREAD_M - 1 - j : j;  // there and back: each turn reuses an operand
+                sum[m][n] += f.a[m][i] * f.b[i][n];
+            }
+#endif
+}
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
@@ -199,6 +228,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
     const int steps = (k_end - k_begin + BLOCK_K - 1) / BLOCK_K;
     int filling = 0, computing = 0;  // buffers
+#if FRAGMENT_BUFFERS == 2
+    Fragments now = {};
+#endif
     for (int step = 0; step < steps + LAG; ++step) {
         const int k_tile = k_begin + step * BLOCK_K;
 #if ASYNC_COPY
@@ -267,48 +299,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             const float *const tile_a = tiles_a + computing * A_TILE + row * A_STRIDE;
 #endif
             const float *const tile_b = tiles_b + computing * B_TILE + column;
-            Fragments now;
 #if FRAGMENT_BUFFERS == 2
             Fragments next;
             read_fragments(next, tile_a, tile_b, 0);
+            multiply(sum, now);  // the last values of k of the tile before, while these arrive
+#if PRAGMA_UNROLL
+#pragma unroll UNROLL_K
 #endif
+            for (int k = VECTOR_K; k < BLOCK_K; k += VECTOR_K) {
+                now = next;
+                read_fragments(next, tile_a, tile_b, k);
+                multiply(sum, now);
+            }
+            now = next;
+#else
 #if PRAGMA_UNROLL
 #pragma unroll UNROLL_K
 #endif
             for (int k = 0; k < BLOCK_K; k += VECTOR_K) {
-#if FRAGMENT_BUFFERS == 2
-                now = next;
-                if (k + VECTOR_K < BLOCK_K)
-                    read_fragments(next, tile_a, tile_b, k + VECTOR_K);
-#else
+                Fragments now;
                 read_fragments(now, tile_a, tile_b, k);
-#endif
-#pragma unroll
-                for (int i = 0; i < VECTOR_K; ++i)
-#if FMA_ORDER == 0
-#pragma unroll
-                    for (int m = 0; m < THREAD_M; ++m)
-#pragma unroll
-                        for (int n = 0; n < THREAD_N; ++n)
-                            sum[m][n] += now.a[m][i] * now.b[i][n];
-#elif FMA_ORDER == 1
-#pragma unroll
-                    for (int m = 0; m < THREAD_M; ++m)
-#pragma unroll
-                        for (int j = 0; j < THREAD_N; ++j) {
-                            const int n = m % 2 ? THREAD_N - 1 - j : j;  // there and back: each turn reuses an operand
-                            sum[m][n] += now.a[m][i] * now.b[i][n];
-                        }
-#else
-#pragma unroll
-                    for (int n = 0; n < THREAD_N; ++n)
-#pragma unroll
-                        for (int j = 0; j < THREAD_M; ++j) {
-                            const int m = n % 2 ? THREAD_M - 1 - j : j;  // there and back: each turn reuses an operand
-                            sum[m][n] += now.a[m][i] * now.b[i][n];
-                        }
-#endif
+                multiply(sum, now);
             }
+#endif
             computing = computing + 1 < STAGES ? computing + 1 : 0;
         }
 #if !ASYNC_COPY
@@ -338,6 +351,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         __syncthreads();
 #endif
     }
+#if FRAGMENT_BUFFERS == 2
+    multiply(sum, now);
+#endif
 #else
     // Straight from global memory. Rows and columns outside the matrices are replaced by the last ones inside.
 #if PRAGMA_UNROLL

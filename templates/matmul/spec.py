@@ -54,7 +54,7 @@ KNOBS = (
         "values of k per read of A's tile when it is not transposed",
         lambda c: (c["shared"] == 1) & (c["transpose_a"] == 0),
     ),
-    Knob("fragment_buffers", "schedule", (1, 2), 1, "read the next k from shared memory while computing this one", _shared),
+    Knob("fragment_buffers", "schedule", (1, 2), 1, "read the next k from shared memory while computing this one, across tiles too", _shared),
     Knob("pragma_unroll", "schedule", (0, 1), 1, "tell the compiler how far to unroll the inner loop over k"),
     Knob("unroll", "schedule", (1, 2, 4, 8, 16), 8, "how far", lambda c: c["pragma_unroll"] == 1),
     Knob(
