@@ -31,14 +31,16 @@ class Score:
 
 
 def scores(frame: pd.DataFrame, rank: Rank) -> list[Score]:
-    """Score a ranking on every workload of a frame, over its distinct timed configs."""
+    """Score a ranking on every workload of a frame, over its distinct timed configs; with fewer than three nothing is ranked."""
     found = []
     for text, rows in timed(frame).groupby("workload", sort=True):
         rows = rows.groupby("config", as_index=False).first()
         workload, time_us = Workload.parse(str(text)), rows["time_us"].to_numpy(dtype=float)
+        if len(rows) < 3 or np.ptp(time_us) == 0:
+            continue
         predicted = rank(workload, rows)
         order = time_us[np.argsort(predicted, kind="stable")]
-        correlation = float(spearmanr(predicted, time_us).statistic) if len(rows) > 2 else float("nan")
+        correlation = float(spearmanr(predicted, time_us).statistic) if np.ptp(predicted) > 0 else 0.0
         regrets = [float(1 - time_us.min() / order[:k].min()) for k in (1, 10)]
         found.append(Score(workload, len(rows), correlation, *regrets))
     return found
