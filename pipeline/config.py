@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,6 +75,12 @@ def path(text: str) -> Path:
     return ROOT / Path(text).expanduser()
 
 
+@cache
+def schema() -> DictConfig:
+    """Types and defaults of all settings; copied by Hydra, not changed."""
+    return _thaw(OmegaConf.structured(Settings))
+
+
 def _thaw(node: DictConfig) -> DictConfig:
     """Frozen dataclasses make read-only nodes, which Hydra then cannot merge into: lift that, they are made frozen again."""
     node._set_flag("readonly", None)
@@ -89,7 +96,7 @@ def compose_config(overrides: Sequence[str], conf: Path = CONF) -> DictConfig:
     for override in overrides:
         if "=" not in override or override[0] in "+~-":
             raise InputError(f"override {override!r}: write key=value, e.g. seed=1 (see --help)")
-    ConfigStore.instance().store(name="schema", node=_thaw(OmegaConf.structured(Settings)))
+    ConfigStore.instance().store(name="schema", node=schema())
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
@@ -161,7 +168,7 @@ def _explain(error: BaseException, overrides: Sequence[str]) -> str:
 
 
 def _unknown(key: str) -> str:
-    known = list(keys(_thaw(OmegaConf.structured(Settings))))
+    known = list(keys(schema()))
     near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
     near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:3]
     hint = f"; did you mean {' or '.join(near)}?" if near else f"; top-level ones: {', '.join(k for k in known if '.' not in k)}"

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,13 +36,14 @@ def find_or_make(parent: Path, config: str | None) -> tuple[Path, TextIO, bool]:
         for folder in sorted((f for f in parent.iterdir() if f.is_dir() and not f.is_symlink()), reverse=True):
             if unfinished(folder, config) and (lock := take(folder)) is not None:
                 return folder, lock, True
-    while True:
-        folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
+    name = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for number in count(1):
+        folder = parent / (name if number == 1 else f"{name}_{number}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             if (lock := take(folder)) is not None:
                 return folder, lock, False
-        time.sleep(0.2)
+    raise AssertionError("unreachable")
 
 
 def unfinished(folder: Path, config: str) -> bool:

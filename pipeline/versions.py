@@ -3,6 +3,7 @@
 import platform
 import re
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def driver() -> str | None:
     return found[1] if found else None
 
 
+@cache
 def packages() -> dict[str, str]:
     """Every installed distribution and its version."""
     found = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
