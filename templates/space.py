@@ -43,13 +43,15 @@ def complete(template: Template, partial: Config, base: Config | None = None) ->
 
 def legal(template: Template, columns: Columns, workload: Workload, limits: Limits) -> np.ndarray:
     """Bool array (n,): which of n configs are canonical and satisfy every constraint."""
-    n = len(next(iter(columns.values())))
     fixed = canonical(template, columns)
-    result = np.ones(n, dtype=bool)
-    for name in template.names:
-        result &= fixed[name] == columns[name]
-    for constraint in template.constraints:
-        result &= np.broadcast_to(np.asarray(constraint.holds(columns, workload, limits), dtype=bool), (n,))
+    n = len(next(iter(fixed.values())))
+    left = np.flatnonzero(np.logical_and.reduce([fixed[name] == columns[name] for name in template.names]))
+    for constraint in template.constraints:  # each on those alone that satisfy the ones before
+        part = {name: fixed[name][left] for name in template.names}
+        holds = np.asarray(constraint.holds(part, workload, limits), dtype=bool)
+        left = left[np.broadcast_to(holds, left.shape)]
+    result = np.zeros(n, dtype=bool)
+    result[left] = True
     return result
 
 
@@ -74,7 +76,7 @@ def sample(template: Template, workload: Workload, limits: Limits, n: int, rng: 
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for _ in range(200):
         batch = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
-        keep = legal(template, batch, workload, limits)
+        keep = np.flatnonzero(legal(template, batch, workload, limits))[: 2 * n]
         for config in configs_of({name: column[keep] for name, column in batch.items()}):
             found.setdefault(tuple(config.values()), config)
             if len(found) == n:

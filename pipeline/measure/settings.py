@@ -28,7 +28,7 @@ class TimingSettings:
     warmup, samples: launches, fewer for long kernels: warm-up and timing together stay near budget_ms, with at least the
     check's launch as warm-up and 2 timed. Timing stops early, at min_samples or more, once the half-width of the median's
     confidence interval is below `precision` of the median. hopeless_factor: above 0, a candidate slower than that many
-    times the best of its workload stops after 2 samples. l2: "cold" flushes L2 before each launch, "warm" does not.
+    times the best of its workload stops after one sample. l2: "cold" flushes L2 before each launch, "warm" does not.
     retries: how often a contaminated timing is repeated before it is recorded as such. clock_drop: the fall of the SM
     clock during the timing that contaminates it. keep_mb: device memory for inputs and references of recent workloads.
     """

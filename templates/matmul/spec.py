@@ -54,7 +54,14 @@ KNOBS = (
         "values of k per read of A's tile when it is not transposed",
         lambda c: (c["shared"] == 1) & (c["transpose_a"] == 0),
     ),
-    Knob("fragment_buffers", "schedule", (1, 2), 1, "read the next k from shared memory while computing this one, across tiles too", _shared),
+    Knob(
+        "fragment_buffers",
+        "schedule",
+        (1, 2),
+        1,
+        "2: read the next k from shared memory while computing this one, across tiles too",
+        _shared,
+    ),
     Knob("pragma_unroll", "schedule", (0, 1), 1, "tell the compiler how far to unroll the inner loop over k"),
     Knob("unroll", "schedule", (1, 2, 4, 8, 16), 8, "how far", lambda c: c["pragma_unroll"] == 1),
     Knob(
@@ -185,22 +192,12 @@ CONSTRAINTS = (
         lambda c, *_: (c["async_copy"] == 0) | (c["transpose_a"] == 0) | (c["width_a"] == 1),
     ),
     Constraint(
-        "vector_k and width_a must divide A's padded rows",
-        lambda c, *_: (c["shared"] == 0)
-        | (c["transpose_a"] == 1)
-        | ((c["block_k"] % c["vector_k"] == 0) & (c["pad"] % c["vector_k"] == 0)),
-    ),
-    Constraint(
         "split_k leaves some blocks without work", lambda c, w, _: c["split_k"] <= derived(c, w)["k_tiles"]
     ),
     Constraint(
         "a strip of tiles is wider than the grid",
         lambda c, w, _: (c["group"] == 1)
         | (c["group"] <= np.where(c["column_order"] == 1, derived(c, w)["tiles_n"], derived(c, w)["tiles_m"])),
-    ),
-    Constraint(
-        "min_blocks asks for more threads than an SM holds",
-        lambda c, w, _: derived(c, w)["threads"] * c["min_blocks"] <= 2048,
     ),
 )
 
