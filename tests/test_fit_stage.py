@@ -77,7 +77,7 @@ def test_regret_is_what_the_ranking_costs(frame: pd.DataFrame) -> None:
 def test_ablation_reports_every_variant(frame: pd.DataFrame) -> None:
     lists = split.workloads("matmul")
     some = frame[frame["workload"].isin([str(w) for w in (*lists["train"][:3], *lists["validation"][:1])])]
-    report = fit(some, H200, FEW, FitSettings(ablation=True, ablation_rows=12))
+    report = fit(some, H200, FEW, FitSettings(ablation=True, ablation_rows=5))
     assert {"all", "with ast_", "without d_"} <= set(report.ablation)
     spearman = {name: np.mean([s.spearman for s in found]) for name, found in report.ablation.items()}
     assert len({round(float(value), 6) for value in spearman.values()}) > 1
