@@ -96,10 +96,10 @@ def test_long_kernels_get_few_launches_but_always_two(monkeypatch: pytest.Monkey
     assert lane.launches == 2
 
 
-def test_a_hopeless_candidate_stops_after_two_samples_and_a_slow_first_launch_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hopeless_candidate_stops_after_one_sample_and_a_slow_first_launch_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TimingSettings(hopeless_factor=4.0)
     slow = SimulatedLane(100.0)
-    assert len(timed(slow, settings, monkeypatch, best_us=20.0)) == 2 == slow.launches
+    assert len(timed(slow, settings, monkeypatch, best_us=20.0)) == 1 == slow.launches
     cold_start = SimulatedLane(21.0)
     assert len(timed(cold_start, settings, monkeypatch, best_us=20.0, first_us=900.0)) >= 5
     assert len(timed(SimulatedLane(100.0), TimingSettings(), monkeypatch, best_us=20.0)) >= 5, "off by default"

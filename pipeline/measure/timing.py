@@ -116,7 +116,7 @@ def time_launches(
 
     pace = Pace()
     if hopeless(first_us):
-        samples = _time_batch(enqueue, lane, 2, pace)
+        samples = _time_batch(enqueue, lane, 1, pace)
         if hopeless(median(samples)):
             return tuple(samples)
     for left in range(plan.warmup, 0, -plan.batch):
