@@ -48,13 +48,13 @@ def append(root: Path, measurements: Iterable[Measurement]) -> None:
         write(table_of(group), root / gpu / op / name)
 
 
-def write(table: pa.Table, path: Path) -> None:
-    """Write one Parquet file atomically: a temporary file beside it, flushed, then renamed."""
+def write(table: pa.Table, path: Path, level: int = 3) -> None:
+    """Write one Parquet file atomically: a temporary file beside it, flushed, then renamed. `level`: zstd's."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd", compression_level=19, use_dictionary=True)
+            pq.write_table(table, file, compression="zstd", compression_level=level, use_dictionary=True)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -167,7 +167,7 @@ def _write_parts(table: pa.Table, folder: Path, file_bytes: int) -> list[Path]:
         rows = -(-len(table) // count)
         paths = [folder / f"{i:03d}.parquet" for i in range(count)]
         for i, path in enumerate(paths):
-            write(table.slice(i * rows, rows), path)
+            write(table.slice(i * rows, rows), path, level=19)
         if all(path.stat().st_size < file_bytes for path in paths) or rows <= 1:
             return paths
         count *= 2
