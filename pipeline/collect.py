@@ -42,6 +42,7 @@ def main(settings: config.Settings, run: Run) -> None:
         measurer = worlds.open_farm(settings.gpu, settings.farm, run.folder)
         try:
             device, source = measurer.device, measurer.source
+            describe(device, data)
             tally = collect(measurer, template, workloads, settings, [recorded, data], data)
             stats = statistics(measurer)
         finally:
@@ -57,7 +58,11 @@ def main(settings: config.Settings, run: Run) -> None:
 def chosen(template: Template, settings: CollectSettings) -> list[Workload]:
     """The workloads to collect on; InputError for an unknown split, operator or shape."""
     if settings.workloads:
-        return [template.check_workload(Workload.parse(text)) for text in settings.workloads]
+        named = [Workload.parse(text) for text in settings.workloads]
+        for workload in named:
+            if workload.op != template.op:
+                raise InputError(f"collect.workloads: {workload} is not a workload of op={template.op}")
+        return [template.check_workload(workload) for workload in named]
     lists = split.workloads(template.op)
     for name in settings.splits:
         if name not in lists:
@@ -82,6 +87,13 @@ def collect(
     collector = Collector(measurer, archive, settings.collect, settings.seed, lambda batch: store.append(data, batch))
     with progress(collector.wanted(workloads), "measuring") as bar:
         return collector.run(workloads, bar)
+
+
+def describe(device: Device, data: Path) -> None:
+    """Keep what the GPU is beside its measurements: learning reads it."""
+    folder = data / device.key
+    folder.mkdir(parents=True, exist_ok=True)
+    device.save(folder / "device.json")
 
 
 def check(frame: pd.DataFrame, template: Template, device: Device) -> None:
