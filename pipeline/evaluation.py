@@ -10,6 +10,7 @@ import numpy as np
 from datasets.measurement import Measurement
 from pipeline.finals import Times, finalists, true_times
 from pipeline.measure.measurer import Measurer
+from pipeline.policy.propose import ProposeSettings
 from pipeline.records import Pick, Yardstick
 from pipeline.strategies.admission import expert_config, naive_config
 from pipeline.strategies.ranked import SearchSettings
@@ -42,7 +43,7 @@ class EvaluateSettings:
     `final_rounds`: how often each choice is timed anew, interleaved with the others, before it counts (live only), and with
     the `recorded_finalists` fastest recorded configs, so that the best known is known here. `tie`: a relative difference of
     times that counts as none. `policy`: "finetune", "pretrain", or "latest" for the first of the two that has run.
-    `search`: how the cost model's own strategies search an open world.
+    `search`: how the cost model's own strategies search an open world; `propose`: what the policy's strategy is made of.
     """
 
     seeds: int = 5
@@ -57,6 +58,7 @@ class EvaluateSettings:
     tie: float = 0.005
     policy: str = "latest"
     search: SearchSettings = field(default_factory=SearchSettings)
+    propose: ProposeSettings = field(default_factory=ProposeSettings)
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.methods) - set(METHODS)):

@@ -12,6 +12,7 @@ from datasets.device import Device
 from datasets.measurement import Measurement
 from datasets.schema import frame_of
 from pipeline.evaluation import EvaluateSettings
+from pipeline.policy.propose import PolicyStrategy
 from pipeline.strategies.admission import untried
 from pipeline.strategies.known_good import KnownGood
 from pipeline.strategies.ranked import CostModelRanked, CostModelRefit, RandomRanked
@@ -42,9 +43,7 @@ def factories(parts: Ingredients, settings: EvaluateSettings) -> Mapping[str, Ca
     refit = refitter(parts)
 
     def policy() -> Strategy:
-        from pipeline.policy.propose import PolicyStrategy
-
-        return PolicyStrategy(parts.policy, parts.cost_model, parts.known)
+        return PolicyStrategy(parts.policy, parts.cost_model, parts.known, settings.propose)
 
     makers: dict[str, Callable[[], Strategy]] = {
         "naive": naive,
