@@ -35,7 +35,7 @@ def unshared(n: int, rng: np.random.Generator) -> list[dict[str, int]]:
 def kernels(n: int, rng: np.random.Generator, threads: int = 1024) -> list[dict[str, int]]:
     """The naive and the expert config, and random legal ones, a fifth of them without shared memory, of that many threads."""
     drawn = unshared(8 * n, rng)[: n // 5] + sample(MATMUL, LARGE, Limits(), 8 * n, rng)
-    count = MATMUL.derived(columns_of(drawn, MATMUL.names), LARGE)["threads"]
+    count = MATMUL.derived(columns_of(tuple(drawn), MATMUL.names), LARGE)["threads"]
     small = [config for config, of_block in zip(drawn, count, strict=True) if of_block <= threads]
     chosen = [dict(MATMUL.naive), dict(MATMUL.expert(LARGE)), *small][:n]
     assert len(chosen) == n

@@ -26,7 +26,7 @@ def workload(m: int, n: int, k: int) -> Workload:
 
 LARGE = workload(4096, 4096, 4096)
 LISTED = [w for listed in split.workloads("matmul").values() for w in listed]
-AWKWARD = [workload(1, 1, 1), workload(1, 4096, 4096), workload(4096, 1, 4096), workload(1021, 1023, 1019), workload(5, 7, 100_003)]
+AWKWARD = [workload(*size) for size in ((1, 1, 1), (1, 4096, 4096), (4096, 1, 4096), (1021, 1023, 1019), (5, 7, 100_003))]
 
 
 def random_columns(n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -172,7 +172,7 @@ def test_launches_fit_the_limits_and_cover_the_matrix(w: Workload) -> None:
 
 def test_derived_of_columns_is_derived_of_each_config() -> None:
     configs = sample(MATMUL, LARGE, LIMITS, 40, np.random.default_rng(14))
-    columns = MATMUL.derived(columns_of(configs, MATMUL.names), LARGE)
+    columns = MATMUL.derived(columns_of(tuple(configs), MATMUL.names), LARGE)
     for i, config in enumerate(configs):
         for name, value in MATMUL.derived(config, LARGE).items():
             assert np.broadcast_to(columns[name], (40,))[i] == pytest.approx(value), name

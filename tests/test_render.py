@@ -81,7 +81,7 @@ def template_with(source: str, folder: Path) -> Template:
     (folder / "kernel.cu").write_text(source)
 
     class Elsewhere(Template):
-        source_path = folder / "kernel.cu"  # type: ignore[assignment]
+        source_path = folder / "kernel.cu"
 
     return Elsewhere(**{field.name: getattr(MATMUL, field.name) for field in dataclasses.fields(MATMUL)})
 
