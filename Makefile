@@ -8,7 +8,7 @@ JOBS ?= 2
 ARGS ?=
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip -q --disable-pip-version-check
+PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 STAGES := collect fit pretrain finetune evaluate
 RUN = $(PY) -m $(1) outputs_dir=$(OUTPUTS) $(ARGS)

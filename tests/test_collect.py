@@ -260,3 +260,34 @@ def test_no_recording_is_one_line(
     monkeypatch.setattr(worlds, "gpu_present", lambda: False)
     assert run(tmp_path, f"recorded_dir={tmp_path}/nowhere") == 2
     assert "no recording" in capsys.readouterr().err
+
+
+def test_measurements_of_another_schema_version_are_refused(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr("datasets.schema.SCHEMA_VERSION", 999)
+        store.append(tmp_path / "data", [Machine()._row(Candidate(WORKLOADS[0], dict(TEMPLATE.naive)))])
+    assert run(tmp_path) == 2
+    assert "schema version 999" in capsys.readouterr().err
+
+
+MISSING = {
+    "nvcc": ("farm.build.nvcc=/nowhere/nvcc", "/nowhere/nvcc"),
+    "gcc": ("farm.build.host_compiler=/nowhere/gcc", "/nowhere/gcc"),
+}
+
+
+@pytest.mark.parametrize("tool", MISSING)
+def test_a_missing_compiler_is_one_line(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worlds, "gpu_present", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    override, names = MISSING[tool]
+    engine = "farm.engine=tests.fake_engine:FakeEngine"
+    assert run(tmp_path, engine, override, f"farm.build.cache_dir={tmp_path}/cache") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("collect: ")
+    assert names in lines[-1]
+    assert "Traceback" not in "".join(lines)
