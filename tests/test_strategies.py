@@ -5,6 +5,7 @@ import pytest
 from toy_world import H200, LARGE, SMALL, TEMPLATE, TRAIN, ToyWorld, legal_configs, log_time, pool_of, task, training_frame
 
 from pipeline.strategies.admission import admit, safe_default
+from pipeline.strategies.catalogue import Unadapted
 from pipeline.strategies.known_good import borrowed, known_good, nearest_first, shape_distance
 from pipeline.strategies.local_search import local_search
 from pipeline.strategies.ranked import CostModelRanked, CostModelRefit, RandomRanked, SearchSettings
@@ -191,3 +192,18 @@ def test_what_two_trials_ask_for_is_measured_once() -> None:
 def test_a_strategy_with_nothing_left_rests() -> None:
     picks = run_strategy(naive(), task(), ToyWorld(), (0, 1, 10), 5)
     assert all(config == TEMPLATE.naive for config, _ in picks.values())
+
+
+def test_unadapted_follows_the_ranking_it_made_before_the_first_measurement() -> None:
+    class Turncoat:
+        """Turns its ranking round at the first measurement."""
+
+        name = "turncoat"
+
+        def propose(self, task, history, n, rng):  # type: ignore[no-untyped-def]
+            return list(POOL[:n]) if not history else list(POOL[::-1][:n])
+
+    here, strategy = task(pool=POOL), Unadapted(Turncoat(), 6)
+    first = strategy.propose(here, [], 2, RNG)
+    history = list(ToyWorld().measure([_candidate(config) for config in first]))
+    assert first + strategy.propose(here, history, 4, RNG) == list(POOL[:6])
