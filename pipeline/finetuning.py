@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +19,9 @@ from pipeline.ledger import Ledger
 from pipeline.policy import behaviour
 from pipeline.policy.behaviour import Acting
 from pipeline.policy.env import EpisodeSettings, Scene, Search
-from pipeline.policy.iql import Policy
 from pipeline.policy.propose import PolicyStrategy, ProposeSettings
 from pipeline.policy.reward import RewardSettings, normalised
-from pipeline.policy.world import MeasuredWorld
+from pipeline.policy.world import MeasuredWorld, Remembered
 from pipeline.strategies.admission import admit
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
 from pipeline.strategy import Task
@@ -30,6 +30,9 @@ from templates.errors import InputError
 from templates.knob import Config
 from templates.template import Template
 from templates.workload import Workload
+
+if TYPE_CHECKING:
+    from pipeline.policy.iql import Policy
 
 log = logging.getLogger("finetune")
 Advance = Callable[[int, str], None]
@@ -81,7 +84,7 @@ class Line:
 class FinetuneResult:
     """What fine-tuning came to."""
 
-    policy: Policy
+    policy: "Policy"
     model: CostModel
     lines: list[Line]
     rounds: int
@@ -98,7 +101,7 @@ class Tuner:
     """
 
     template: Template
-    policy: Policy
+    policy: "Policy"
     model: CostModel
     ledger: Ledger
     offline: Episodes
@@ -151,7 +154,8 @@ class Tuner:
         naive_us = self.time_us(task, self.template.naive, "naive")
         world = MeasuredWorld(self.ledger, workload, None if naive_us is None else float(np.log(naive_us)))
         chosen = [starts[i % len(starts)] for i in range(n)]
-        scene = Scene(self.template, workload, self.ledger.device, self.model, self.policy.layout, self.policy.vocab)
+        guide = Remembered(self.model, self.template)
+        scene = Scene(self.template, workload, self.ledger.device, guide, self.policy.layout, self.policy.vocab)
         search = Search(scene, world, chosen, settings.episode, settings.reward, rng)
         search.observe(np.arange(n), world.measure(chosen))
         self.fresh.append(behaviour.run(search, Acting(self.policy, settings.samples, settings.explore), rng))
@@ -271,6 +275,8 @@ def checkpoint(tuner: Tuner, folder: Path, before: Before, seconds: float) -> No
 
 def resume(tuner: Tuner, folder: Path) -> tuple[Before, float]:
     """Put the tuner where the last whole round left it. The table before, empty where there is none yet, and the seconds used."""
+    from pipeline.policy.iql import Policy
+
     path = folder / "checkpoint.json"
     if not path.exists():
         return {}, 0.0

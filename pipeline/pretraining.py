@@ -5,7 +5,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,15 +19,19 @@ from datasets.episodes import Episodes, concatenate
 from pipeline.policy import action, behaviour, state
 from pipeline.policy.behaviour import Acting, Behaviour, Blind, NoisyGreedy, Towards
 from pipeline.policy.env import EpisodeSettings, Scene, Search
-from pipeline.policy.iql import IqlSettings, Losses, Policy
+from pipeline.policy.iql_settings import IqlSettings
 from pipeline.policy.reward import RewardSettings, normalised
-from pipeline.policy.world import SimulatedWorld, WorldSettings
+from pipeline.policy.state import Layout
+from pipeline.policy.world import Remembered, SimulatedWorld, TimeModel, WorldSettings
 from pipeline.strategies.known_good import KnownGood, borrowed, known_good
 from templates import space
 from templates.errors import InputError
 from templates.knob import columns_of
 from templates.template import Template
 from templates.workload import Workload
+
+if TYPE_CHECKING:
+    from pipeline.policy.iql import Losses, Policy
 
 log = logging.getLogger("pretrain")
 Advance = Callable[[int, str], None]
@@ -34,12 +40,13 @@ Advance = Callable[[int, str], None]
 @dataclass(frozen=True)
 class PretrainSettings:
     """searches: simulated worlds, each a synthetic workload with `episodes` searches in lockstep. *_share: of the worlds, how
-    many are explored blindly and how many by walking to a good config of that world; the rest is noisy-greedy. use_source: AST
-    counts in the state. chunk: searches per file of episodes.
+    many are explored blindly and how many by walking to a good config of that world; the rest is noisy-greedy. bank: random
+    configs that searches start from, few enough to parse. use_source: AST counts in the state. chunk: searches per file.
     """
 
-    searches: int = 192
-    episodes: int = 16
+    searches: int = 128
+    episodes: int = 24
+    bank: int = 256
     blind_share: float = 0.4
     towards_share: float = 0.2
     use_source: bool = True
@@ -58,9 +65,9 @@ class PretrainSettings:
 class PretrainResult:
     """`gains`: what a search gains in log time in fresh simulated worlds, by behaviour."""
 
-    policy: Policy
+    policy: "Policy"
     episodes: Episodes
-    losses: Losses
+    losses: "Losses"
     gains: dict[str, float]
     seconds: dict[str, float]
 
@@ -77,30 +84,42 @@ class Simulator:
     settings: PretrainSettings
     seed: int
 
-    def scene(self, workload: Workload) -> Scene:
+    @cached_property
+    def bank(self) -> list[dict[str, int]]:
+        """Random configs, each legal on some training workload, that searches start from."""
+        rng = np.random.default_rng([self.seed, 3])
+        each = -(-self.settings.bank // len(self.train))
+        drawn = [space.sample(self.template, workload, self.device.limits, each, rng) for workload in self.train]
+        return [config for configs in drawn for config in configs][: self.settings.bank]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What states hold."""
+        return state.layout(use_source=self.settings.use_source)
+
+    def scene(self, workload: Workload, model: TimeModel) -> Scene:
         """The scene of one workload."""
-        layout = state.layout(use_source=self.settings.use_source)
-        return Scene(self.template, workload, self.device, self.model, layout, action.vocabulary())
+        return Scene(self.template, workload, self.device, model, self.layout, action.vocabulary())
 
     def search(self, number: int) -> tuple[Search, SimulatedWorld, np.random.Generator]:
         """World number `number`: the same at every call. In half of the worlds the starts were measured before."""
         rng = np.random.default_rng([self.seed, number])
         workload = synthetic(self.template, self.train, rng)
-        world = SimulatedWorld(self.model, self.template, workload, self.device, self.settings.world, rng)
+        model = Remembered(self.model, self.template)
+        world = SimulatedWorld(model, self.template, workload, self.device, self.settings.world, rng)
         starts = self._starts(workload, rng)
-        search = Search(self.scene(workload), world, starts, self.settings.episode, self.settings.reward, rng)
+        search = Search(self.scene(workload, model), world, starts, self.settings.episode, self.settings.reward, rng)
         if rng.random() < 0.5:
             search.observe(np.arange(len(starts)), world.measure(starts))
         return search, world, rng
 
     def _starts(self, workload: Workload, rng: np.random.Generator) -> list[dict[str, int]]:
         """A third each: random, the expert's, borrowed from related workloads; now and then naive."""
-        limits, n = self.device.limits, self.settings.episodes
-        random = space.sample(self.template, workload, limits, n, rng)
+        n, naive = self.settings.episodes, [dict(self.template.naive)]
+        random = legal_here(self.template, self.bank, workload, self.device) or naive
         expert = space.canonical_config(self.template, self.template.expert(workload))
         fixed = legal_here(self.template, [expert, *borrowed(self.known, workload)[:16]], workload, self.device)
-        fixed = fixed or [dict(self.template.naive)]
-        pool = [random, fixed[:1], fixed, [dict(self.template.naive)]]
+        pool = [random, fixed[:1] or naive, fixed or naive, naive]
         kinds = rng.choice(4, size=n, p=[0.35, 0.3, 0.3, 0.05])
         return [pool[kind][rng.integers(len(pool[kind]))] for kind in kinds]
 
@@ -139,7 +158,7 @@ def synthetic(template: Template, train: Sequence[Workload], rng: np.random.Gene
 
     A training workload itself, one nearby, or one whose extents lie between those of two of them, rounded to some power of two.
     """
-    one, other = (train[i] for i in rng.integers(len(train), size=2))
+    one, other = train[int(rng.integers(len(train)))], train[int(rng.integers(len(train)))]
     kind = rng.random()
     if kind < 0.5:
         return one if kind < 0.25 else split.perturbed(one, rng)
@@ -176,16 +195,16 @@ def simulate(simulator: Simulator, folder: Path, advance: Advance = lambda n, no
 
 
 def learn(
-    policy: Policy,
+    policy: "Policy",
     episodes: Episodes,
     settings: PretrainSettings,
     seed: int,
     folder: Path,
     advance: Advance = lambda n, note: None,
-) -> Losses:
+) -> "Losses":
     """IQL steps up to settings.iql.steps, with a checkpoint and a line of losses.csv every `checkpoint_every`."""
     rewards = normalised(episodes.rewards, episodes.operator, settings.reward)
-    losses: Losses = {}
+    losses: dict[str, float] = {}
     advance(policy.steps, "")
     while policy.steps < settings.iql.steps:
         steps = min(settings.iql.checkpoint_every, settings.iql.steps - policy.steps)
@@ -196,7 +215,7 @@ def learn(
     return losses
 
 
-def note_losses(path: Path, step: int, losses: Losses) -> None:
+def note_losses(path: Path, step: int, losses: "Losses") -> None:
     """One more line, under a header where the file is new."""
     new = not path.exists()
     with path.open("a", newline="") as file:
@@ -232,6 +251,8 @@ def pretrain(
 
     Continues what an interrupted call left in the folder, to the same result. InputError for rows of evaluation workloads.
     """
+    from pipeline.policy.iql import Policy
+
     template = model.template
     train = sorted({Workload.parse(text) for text in frame["workload"].unique()})
     for workload in train:
@@ -244,8 +265,8 @@ def pretrain(
     if (folder / "policy" / "policy.json").exists():
         policy = Policy.load(folder / "policy")
     else:
-        scene = simulator.scene(train[0])
-        policy = Policy.create(scene.layout, scene.vocab, settings.iql, episodes.states, seed, [str(w) for w in train])
+        taught = [str(workload) for workload in train]
+        policy = Policy.create(simulator.layout, action.vocabulary(), settings.iql, episodes.states, seed, taught)
     losses = learn(policy, episodes, settings, seed, folder, learning)
     seconds = {"simulating": simulated - started, "learning": time.monotonic() - simulated}
     gains = gains_of(simulator, {"random": Blind(), "greedy": NoisyGreedy(noise=0.02), "policy": Acting(policy, samples=4)})

@@ -84,6 +84,7 @@ def steps(op: str) -> Steps:
     return Steps(load_template(op))
 
 
+@lru_cache
 def _spread(count: int) -> np.ndarray:
     return np.linspace(-1.0, 1.0, count) if count > 1 else np.zeros(1)
 

@@ -55,8 +55,8 @@ class Scene:
 class Search:
     """n searches on one scene and one world. `starts` are legal configs; `world` is None when nothing will be measured.
 
-    `memory` is what the searches know already, `source` (n, s) the AST counts to show until something is measured: by default
-    nothing, and those of the starts.
+    `memory` is what the searches know already (nothing, by default), `source` (n, s) the AST counts to show: those of the
+    starts, by default. They stay the starts': parsing every config on the way would take most of the time.
     """
 
     def __init__(
@@ -203,7 +203,6 @@ class Search:
         if self.memory.learn(row, config_key(self.scene.template, config), outcome):
             for name, column in self.best_columns.items():
                 column[row] = config[name]
-            self.source[row] = state.source_row(self.scene.layout, self.scene.template, config)
         for name, column in self.best_columns.items():
             self.columns[name][row] = column[row]
 

@@ -1,12 +1,13 @@
 """Implicit Q-learning by d3rlpy, as this project uses it: built from settings, trained on arrays, kept without pickles.
 
-The only importer of d3rlpy. Kostrikov, Nair, Levine: Offline Reinforcement Learning with Implicit Q-Learning, arXiv:2110.06169.
+The only importer of d3rlpy, which takes seconds to load: import this module where a policy is made, not where one is passed
+on. Kostrikov, Nair, Levine: Offline Reinforcement Learning with Implicit Q-Learning, arXiv:2110.06169.
 """
 
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from datasets.episodes import Episodes
 from pipeline.policy.action import Vocabulary
+from pipeline.policy.iql_settings import IqlSettings
 from pipeline.policy.state import Layout
 from templates.errors import InputError
 
@@ -32,21 +34,6 @@ CLIP = 8.0
 """Standardised states are cut here: a shape far outside the training set must not drive the network to nonsense."""
 
 Losses = dict[str, float]
-
-
-@dataclass(frozen=True)
-class IqlSettings:
-    """Hyperparameters. gamma 1: edit rewards telescope. A high expectile and temperature: one takes the best edit."""
-
-    steps: int = 4000
-    batch: int = 256
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    learning_rate: float = 3e-4
-    expectile: float = 0.9
-    weight_temp: float = 10.0
-    gamma: float = 1.0
-    checkpoint_every: int = 500
-    threads: int = 2
 
 
 class Policy:

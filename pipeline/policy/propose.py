@@ -7,16 +7,16 @@ measurements so far. Each part has a switch, so that its worth is a number.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from datasets.measurement import Measurement
 from pipeline.policy.action import positions
-from pipeline.policy.env import EpisodeSettings
-from pipeline.policy.iql import Policy
+from pipeline.policy.env import EpisodeSettings, Search
 from pipeline.policy.residual import Residual, ResidualSettings
 from pipeline.policy.rollout import prospects, remembered, roll_out, scene_of
-from pipeline.policy.world import Pool, TimeModel, config_key
+from pipeline.policy.world import Pool, Remembered, RiskModel, config_key
 from pipeline.strategies.admission import admit, safe_default, untried
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
 from pipeline.strategies.local_search import local_search
@@ -25,14 +25,17 @@ from templates import space
 from templates.errors import InputError
 from templates.knob import columns_of
 
+if TYPE_CHECKING:
+    from pipeline.policy.iql import Policy
+
 
 @dataclass(frozen=True)
 class ProposeSettings:
-    """use_*: the parts. rollouts: sampled edit sequences per decision, at most `steps` edits each, `samples` actions drawn per edit.
+    """use_*: the parts. rollouts: sampled edit sequences per decision, at most `steps` edits each, `samples` draws per edit.
 
     evaluations: configs that the cost model's own search scores in an open world, from `random_starts` draws and `known_good`
-    borrowed configs. value_weight: log time that one unit of the policy's prospects counts; vote_weight: log time that the most
-    often proposed config gains; explore: standard deviations of the residual by which an unexplored candidate is favoured.
+    borrowed configs. value_weight: log time that one unit of the policy's prospects counts; vote_weight, known_weight:
+    log time that the most often proposed config and the nearest workload's best gain; explore: standard deviations of the residual by which an unexplored candidate is favoured.
     """
 
     use_policy: bool = True
@@ -47,6 +50,7 @@ class ProposeSettings:
     known_good: int = 16
     value_weight: float = 0.1
     vote_weight: float = 0.02
+    known_weight: float = 0.02
     explore: float = 0.5
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
@@ -73,11 +77,13 @@ class Ranking:
 class PolicyStrategy:
     """Proposes from all parts. `policy` may be None when settings.use_policy is off. One instance serves any number of tasks."""
 
-    policy: Policy | None
-    model: TimeModel
+    policy: "Policy | None"
+    model: RiskModel
     known: KnownGood
     settings: ProposeSettings = field(default_factory=ProposeSettings)
     name: str = "policy"
+    _guides: dict[str, Remembered] = field(default_factory=dict, repr=False)
+    _admitted: dict[str, list[dict[str, int]]] = field(default_factory=dict, repr=False)
     _searched: dict[str, list[dict[str, int]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,57 +94,70 @@ class PolicyStrategy:
         self, task: Task, history: Sequence[Measurement], n: int, rng: np.random.Generator
     ) -> list[dict[str, int]]:
         """The next n, best first. A pure function of its arguments and the generator, but for a cache of the model's search."""
-        ranking = self.rank(task, history, rng)
-        return self._pick(task, ranking, history, n)
+        return self._pick(task, self.rank(task, history, rng), history, n)
 
     def rank(self, task: Task, history: Sequence[Measurement], rng: np.random.Generator) -> Ranking:
-        """Every candidate that was not measured yet."""
-        votes = self._votes(task, history, rng)
-        configs = untried([*self._candidates(task, rng), *votes_first(votes)], history, 1 << 30)
+        """Every candidate that was not measured yet, with what each part says of it."""
+        past = self._past(task, history)
+        votes = self._votes(task, past, history, rng)
+        configs = untried([*self._candidates(task, rng), *by_votes(votes)], history, 1 << 30)
         columns = columns_of(list(configs), task.template.names)
-        predicted = np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float).mean(axis=0)
-        if not self.settings.use_cost_model:
-            predicted = np.zeros(len(configs))
-        opinion = self._opinion(task, history, configs, votes)
+        predicted = self._surcharged(task, columns) if self.settings.use_cost_model and configs else np.zeros(len(configs))
+        opinion = self._opinion(task, past, configs, votes) + self._custom(task, configs)
         return Ranking(configs, positions(task.template, columns), predicted, opinion)
+
+    def _past(self, task: Task, history: Sequence[Measurement]) -> Search | None:
+        """The policy's view of what was measured; None without a policy."""
+        if self.policy is None or not self.settings.use_policy:
+            return None
+        guide = self._guides.setdefault(str(task.workload), Remembered(self.model, task.template))
+        return remembered(scene_of(task, self.policy, guide), history, EpisodeSettings(steps=self.settings.steps))
 
     def _candidates(self, task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
         """Everything but the policy's proposals, the safe default first; found once per workload."""
-        key = f"{task.workload}@{task.device.name}/{task.pool is None}"
         if task.pool is not None:
             return list(task.pool)
+        key = place_of(task)
         if key not in self._searched:
             starts = [safe_default(task), *self._borrowed(task)]
             self._searched[key] = starts
             if self.settings.use_cost_model:
                 fresh = space.sample(task.template, task.workload, task.limits, self.settings.random_starts, rng)
                 columns = columns_of(list(fresh), task.template.names)
-                order = self._mean(task, columns).argsort(kind="stable")[:16]
+                order = self._surcharged(task, columns).argsort(kind="stable")[:16]
                 starts = distinct([*starts, *(fresh[i] for i in order)])
                 found = local_search(task, lambda configs: self._score(task, configs), starts, self.settings.evaluations, rng)
                 self._searched[key] = distinct([*starts, *(config for _, config in found)])
         return self._searched[key]
 
     def _score(self, task: Task, configs: Sequence[dict[str, int]]) -> np.ndarray:
-        return self._mean(task, columns_of(list(configs), task.template.names))
+        return self._surcharged(task, columns_of(list(configs), task.template.names))
 
     def _mean(self, task: Task, columns: dict[str, np.ndarray]) -> np.ndarray:
         by_member = np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float)
         mean: np.ndarray = by_member.mean(axis=0)
         return mean
 
+    def _surcharged(self, task: Task, columns: dict[str, np.ndarray]) -> np.ndarray:
+        """Predicted log time with the chance of failure as a surcharge: log(t) - log(1 - p)."""
+        risk = np.clip(self.model.failure_probability(task.workload, columns, task.device), 0.0, 0.95)
+        surcharged: np.ndarray = self._mean(task, columns) - np.log1p(-risk)
+        return surcharged
+
     def _borrowed(self, task: Task) -> list[dict[str, int]]:
         """Known-good configs of the nearest training workloads, moved to the nearest that can be measured here."""
         if not self.settings.use_known_good or not self.known:
             return []
-        return distinct([admit(task, config) for config in borrowed(self.known, task.workload)[: self.settings.known_good]])
+        key = place_of(task)
+        if key not in self._admitted:
+            wanted = borrowed(self.known, task.workload)[: self.settings.known_good]
+            self._admitted[key] = distinct([admit(task, config) for config in wanted])
+        return self._admitted[key]
 
-    def _votes(self, task: Task, history: Sequence[Measurement], rng: np.random.Generator) -> Votes:
+    def _votes(self, task: Task, past: Search | None, history: Sequence[Measurement], rng: np.random.Generator) -> Votes:
         """What the policy's rollouts end at (in a closed world: its nearest members), and how many of them do."""
-        if not self.settings.use_policy or self.policy is None:
+        if past is None or self.policy is None or not self.settings.rollouts:
             return {}
-        steps = EpisodeSettings(steps=self.settings.steps)
-        past = remembered(scene_of(task, self.policy, self.model), history, steps)
         ends = roll_out(self.policy, past, self._starts(task, history), self.settings.rollouts, self.settings.samples, rng)
         if task.pool is not None:
             ends = [task.pool[i] for i in Pool(task.template, task.pool).nearest(ends)]
@@ -155,23 +174,25 @@ class PolicyStrategy:
         open_task = replace(task, pool=None)
         return distinct([*best, safe_default(open_task), *self._borrowed(open_task)[:8], dict(task.template.naive)])
 
-    def _opinion(
-        self,
-        task: Task,
-        history: Sequence[Measurement],
-        configs: list[dict[str, int]],
-        votes: Votes,
-    ) -> np.ndarray:
+    def _opinion(self, task: Task, past: Search | None, configs: list[dict[str, int]], votes: Votes) -> np.ndarray:
         """The policy's part of the ranking, (n,): what it still sees to gain, less a bonus for what it proposes often."""
-        if self.policy is None or not self.settings.use_policy or not configs:
-            return np.zeros(len(configs))
-        steps = EpisodeSettings(steps=self.settings.steps)
-        past = remembered(scene_of(task, self.policy, self.model), history, steps)
-        most = max(count for count, _ in votes.values())
-        share = np.array([np.log1p(votes.get(config_key(task.template, c), (0, c))[0]) / np.log1p(most) for c in configs])
-        left = prospects(self.policy, past, configs)
-        opinion: np.ndarray = self.settings.value_weight * (left - left.min()) - self.settings.vote_weight * share
+        opinion = np.zeros(len(configs))
+        if past is None or self.policy is None or not configs:
+            return opinion
+        if self.settings.value_weight:
+            left = prospects(self.policy, past, configs)
+            opinion += self.settings.value_weight * (left - left.min())
+        if votes and self.settings.vote_weight:
+            most = max(count for count, _ in votes.values())
+            counts = np.array([votes[key][0] if (key := config_key(task.template, c)) in votes else 0 for c in configs])
+            opinion -= self.settings.vote_weight * np.log1p(counts) / np.log1p(most)
         return opinion
+
+    def _custom(self, task: Task, configs: list[dict[str, int]]) -> np.ndarray:
+        """The known-good configs' part of the ranking, (n,): a bonus, most for the nearest workload's best."""
+        known = self._borrowed(task)
+        bonus = {config_key(task.template, c): 1 - i / len(known) for i, c in enumerate(known)}
+        return -self.settings.known_weight * np.array([bonus.get(config_key(task.template, c), 0.0) for c in configs])
 
     def _pick(self, task: Task, ranking: Ranking, history: Sequence[Measurement], n: int) -> list[dict[str, int]]:
         """Greedy batch: the best by ranking and residual, then the best as if that had come out as expected, and so on."""
@@ -200,7 +221,12 @@ class PolicyStrategy:
         return Residual(positions(task.template, columns), measured - predicted, self.settings.residual)
 
 
-def votes_first(votes: Votes) -> list[dict[str, int]]:
+def place_of(task: Task) -> str:
+    """What the caches go by: the workload, the device, and the world's size."""
+    return f"{task.workload}@{task.device.name}/{'open' if task.pool is None else len(task.pool)}"
+
+
+def by_votes(votes: Votes) -> list[dict[str, int]]:
     """Proposals, the most frequent first."""
     return [config for _, config in sorted(votes.values(), key=lambda pair: -pair[0])]
 

@@ -1,6 +1,7 @@
 """The policy at work on a task: proposals by sampled edit sequences, and how much it still sees to gain from a config."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,14 +9,15 @@ from datasets.measurement import Measurement
 from pipeline.policy import state
 from pipeline.policy.behaviour import Acting
 from pipeline.policy.env import EpisodeSettings, Scene, Search
-from pipeline.policy.iql import Policy
-from pipeline.policy.memory import Memory
 from pipeline.policy.reward import RewardSettings, outcome_of
 from pipeline.policy.world import TimeModel, config_at
 from pipeline.strategy import Task
 
+if TYPE_CHECKING:
+    from pipeline.policy.iql import Policy
 
-def scene_of(task: Task, policy: Policy, model: TimeModel) -> Scene:
+
+def scene_of(task: Task, policy: "Policy", model: TimeModel) -> Scene:
     """The task as the policy's environment has it."""
     return Scene(task.template, task.workload, task.device, model, policy.layout, policy.vocab)
 
@@ -34,7 +36,7 @@ def remembered(scene: Scene, history: Sequence[Measurement], settings: EpisodeSe
 
 
 def roll_out(
-    policy: Policy,
+    policy: "Policy",
     past: Search,
     starts: Sequence[dict[str, int]],
     n: int,
@@ -44,7 +46,7 @@ def roll_out(
     """n proposals, repeats among them: from the starts in turn, edits drawn from the policy until it would measure."""
     scene, settings = past.scene, past.settings
     spread = [starts[i % len(starts)] for i in range(n)]
-    search = Search(scene, None, spread, settings, RewardSettings(), rng, *_knowing(past, n))
+    search = Search(scene, None, spread, settings, RewardSettings(), rng, past.memory.repeated(n))
     search.best_columns = {name: np.repeat(column, n) for name, column in past.best_columns.items()}
     behaviour, rows = Acting(policy, samples), np.arange(n)
     for _ in range(settings.steps):
@@ -59,15 +61,13 @@ def roll_out(
     return [config_at(search.columns, row) for row in range(n)]
 
 
-def prospects(policy: Policy, past: Search, configs: Sequence[dict[str, int]]) -> np.ndarray:
+def prospects(policy: "Policy", past: Search, configs: Sequence[dict[str, int]]) -> np.ndarray:
     """What the policy still sees to gain from each of n configs, float (n,): least where there is least left to improve."""
     n = len(configs)
-    search = Search(past.scene, None, configs, past.settings, RewardSettings(), np.random.default_rng(0), *_knowing(past, n))
+    # All of them are shown the source of the best: parsing each would take minutes, and a constant moves none past another.
+    best = state.source_row(past.scene.layout, past.scene.template, config_at(past.best_columns, 0))
+    memory, source = past.memory.repeated(n), np.repeat(best[None], n, axis=0)
+    search = Search(past.scene, None, configs, past.settings, RewardSettings(), np.random.default_rng(0), memory, source)
     search.best_columns = {name: np.repeat(column, n) for name, column in past.best_columns.items()}
     return policy.value(search.states(np.arange(n)))
 
-
-def _knowing(past: Search, n: int) -> tuple[Memory, np.ndarray]:
-    """The past's memory and the AST counts of its best source, for n searches."""
-    best = config_at(past.best_columns, 0)
-    return past.memory.repeated(n), np.repeat(state.source_rows(past.scene.layout, past.scene.template, [best]), n, axis=0)

@@ -1,7 +1,7 @@
 """The state a policy sees: a fixed-length vector with a name for every number in it.
 
-Operator, then the cost model's features (workload, roofline, device, config), then AST counts of the source last built, then
-what the search knows by now. Features that an operator does not have are 0.
+Operator, then the cost model's features (workload, roofline, device, config), then AST counts of the source that the search
+started from, then what the search knows by now. Features that an operator does not have are 0.
 """
 
 import logging

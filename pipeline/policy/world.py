@@ -23,6 +23,33 @@ class TimeModel(Protocol):
         """(members, n): log of microseconds, each member up to a constant per workload."""
 
 
+class RiskModel(TimeModel, Protocol):
+    """A time model that also says how likely a config is to fail."""
+
+    def failure_probability(self, workload: Workload, configs: Columns, device: Device) -> np.ndarray:
+        """(n,): between 0 and 1."""
+
+
+class Remembered:
+    """A time model that is asked about every config once. A call of the trees costs as much for one config as for hundreds."""
+
+    def __init__(self, model: TimeModel, template: Template) -> None:
+        self.model, self.template = model, template
+        self.seen: dict[tuple[str, str], dict[bytes, np.ndarray]] = {}
+
+    def log_time(self, workload: Workload, configs: Columns, device: Device) -> np.ndarray:
+        """(members, n), as the model behind has it."""
+        seen = self.seen.setdefault((str(workload), device.name), {})
+        rows = np.stack([np.asarray(configs[name], dtype=np.int64) for name in self.template.names], axis=1)
+        keys = [row.tobytes() for row in rows]
+        new = {key: i for i, key in enumerate(keys) if key not in seen}
+        if new:
+            fresh = {name: rows[list(new.values()), i] for i, name in enumerate(self.template.names)}
+            answers = np.asarray(self.model.log_time(workload, fresh, device), dtype=float)
+            seen.update(zip(new, answers.T, strict=True))
+        return np.stack([seen[key] for key in keys], axis=1)
+
+
 class World(Protocol):
     """One workload on one device, measurable. `baseline` is the naive config's log time, None while nobody measured it."""
 
