@@ -1,6 +1,7 @@
 """The evaluate stage by replay: a small recording of fake times, a small cost model, the files that a run leaves."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ from cost_model.model import CostModel, CostModelSettings
 from datasets import split, store
 from datasets.device import H200
 from datasets.measurement import Candidate
-from pipeline.evaluate import main, trained_on
+from pipeline.evaluate import journal_of, main, trained_on
 from pipeline.measure.fake import FakeMeasurer
-from pipeline.runs import write_json
+from pipeline.runs import Run, write_json
 from templates import space
 from templates.errors import InputError
+from templates.knob import config_text
 from templates.template import load_template
 from templates.workload import Workload
 
@@ -120,3 +122,19 @@ def test_a_policy_names_what_it_was_trained_on(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", {})
     with pytest.raises(InputError, match="train it again"):
         trained_on(tmp_path)
+
+
+def test_a_journal_gives_back_what_was_saved_to_it(tmp_path: Path) -> None:
+    from pipeline.config import settings
+
+    folder = Run("evaluate", tmp_path, settings(), tmp_path)
+    journal = journal_of(folder)
+    assert list(journal.earlier) == []
+    anchors, drawn = candidates(TEST[0])
+    saved = [replace(m, source="gpu") for m in FakeMeasurer(H200, fail_rate=0.2).measure([*anchors, *drawn[:10]])]
+    journal.save(saved[:5])
+    journal.save(saved[5:])
+    found = journal_of(folder).earlier
+    assert {(str(m.workload), config_text(m.config), m.status, m.time_us) for m in found} == {
+        (str(m.workload), config_text(m.config), m.status, m.time_us) for m in saved
+    }
