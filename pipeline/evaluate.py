@@ -7,7 +7,7 @@ regret.png and, live, the measurements in its run folder.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from datasets import split, store
 from datasets.device import Device
 from datasets.schema import frame_of, measurement_of
 from pipeline import config, worlds
+from pipeline.baselines.vendor import missing
 from pipeline.evaluation import EvaluateSettings, Evaluation, Journal, check_apart, evaluate
 from pipeline.measure.measurer import Measurer
 from pipeline.plots import draw_regret
@@ -43,6 +44,7 @@ def main(settings: config.Settings, run: Run) -> None:
     template = load_template(settings.op.name)
     workloads = chosen(template, settings.evaluate)
     recorded, data = config.path(settings.recorded_dir), config.path(settings.data_dir)
+    settings = without_vendor(settings, run)
     measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, template.op, run.folder)
     try:
         frame = known_rows(template, measurer.device, settings.gpu.recorded, [recorded, data])
@@ -52,6 +54,15 @@ def main(settings: config.Settings, run: Run) -> None:
     finally:
         measurer.close()
     report(result, template, measurer, settings, run, stats)
+
+
+def without_vendor(settings: config.Settings, run: Run) -> config.Settings:
+    """The settings less the vendor's kernel where it would have to be measured and cannot be."""
+    chosen = settings.evaluate
+    if "vendor" not in chosen.methods or worlds.replays(settings.gpu) or (reason := missing()) is None:
+        return settings
+    run.log.warning("leaves the vendor out: %s", reason)
+    return replace(settings, evaluate=replace(chosen, methods=[name for name in chosen.methods if name != "vendor"]))
 
 
 def chosen(template: Template, settings: EvaluateSettings) -> list[Workload]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.baselines.vendor import prepare
+from pipeline.baselines.vendor import missing, prepare
 from templates.errors import InputError
 from templates.workload import Workload
 
@@ -60,6 +60,7 @@ class _Array:
 def test_launches_go_to_the_given_stream_without_tf32_and_without_allocating(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    assert missing() is None
     launch = prepare(MATMUL, 4711)
     assert torch.log[-1] == (4711, "synchronize")
     before = len(torch.log)
@@ -69,7 +70,7 @@ def test_launches_go_to_the_given_stream_without_tf32_and_without_allocating(mon
     assert torch.current is None
 
 
-@pytest.mark.parametrize(("build", "says"), [(None, "has no CUDA"), ("13.0", "finds no GPU")])
+@pytest.mark.parametrize(("build", "says"), [(None, "has none"), ("13.0", "finds none")])
 def test_a_pytorch_that_cannot_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, build: str | None, says: str) -> None:
     monkeypatch.setitem(sys.modules, "torch", FakeTorch(present=False, build=build))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=f"{says}.*install a CUDA build"):
@@ -78,6 +79,7 @@ def test_a_pytorch_that_cannot_is_named_with_what_to_do(monkeypatch: pytest.Monk
 
 def test_without_pytorch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    assert "not installed" in str(missing())
     with pytest.raises(InputError, match="not installed"):
         prepare(MATMUL, 1)
 

@@ -32,15 +32,25 @@ def prepare(workload: Workload, stream_handle: int) -> Callable[[], None]:
     return enqueue
 
 
-def _torch() -> ModuleType:
-    """PyTorch with TF32 off; imported here because it is large and the rest runs without it."""
+def missing() -> str | None:
+    """Why this installation has no vendor kernels, or None where it does; asks nothing of the GPU."""
     try:
-        import torch
+        import torch  # here, because it is large and the rest runs without it
     except ImportError:
-        raise InputError(f"the vendor's kernel needs PyTorch, which is not installed: {INSTALL}") from None
+        return f"the vendor's kernel needs PyTorch, which is not installed: {INSTALL}"
+    if torch.version.cuda is None:
+        return f"the vendor's kernel needs PyTorch with CUDA, torch {torch.__version__} has none: {INSTALL}"
+    return None
+
+
+def _torch() -> ModuleType:
+    """PyTorch with TF32 off."""
+    if reason := missing():
+        raise InputError(reason)
+    import torch
+
     if not torch.cuda.is_available():
-        kind = "has no CUDA" if torch.version.cuda is None else "finds no GPU"
-        raise InputError(f"the vendor's kernel needs PyTorch with CUDA, torch {torch.__version__} {kind}: {INSTALL}")
+        raise InputError(f"the vendor's kernel needs a GPU, and torch {torch.__version__} finds none: {INSTALL}")
     # TF32 rounds the inputs to 10 bits: another problem, and one that our fp32 kernels would lose to unfairly.
     torch.backends.cuda.matmul.allow_tf32 = False
     return torch
