@@ -124,7 +124,7 @@ class Search:
         """Tell searches what their current config came to, outside an episode's steps: a start that was measured before."""
         for row, outcome in zip(rows.tolist(), outcomes, strict=True):
             self._learn(row, outcome)
-        self._refresh(rows)
+        self._return_to_best(rows)
         self.memory.start_level[rows] = self.memory.level[rows]
 
     def put(self, rows: np.ndarray, configs: Sequence[dict[str, int]]) -> None:
@@ -178,12 +178,13 @@ class Search:
         if counted:
             spent = memory.measured[rows] >= self.settings.measurements
             self.ended[rows] = spent | (memory.steps[rows] >= self.settings.steps)
+            self._return_to_best(rows[self.ended[rows]])  # what a search hands out is something it has measured
         rewards = (memory.level[rows] - level - cost).astype(np.float32)
         op = np.full(len(rows), self.scene.layout.ops.index(self.scene.template.op))
         self.records.append(Episodes(before, actions, rewards, self.states(rows), self.ended[rows].copy(), rows.copy(), op))
 
     def _measure(self, rows: np.ndarray) -> list[float]:
-        """Measure the current configs, a penalty each. Each search then stands at the best config it has measured."""
+        """Measure the current configs, a penalty each. Each search then stands at its best, at its start while it has none."""
         if not len(rows):
             return []
         if self.world is None:
@@ -194,17 +195,20 @@ class Search:
             if outcome.status == "compile_timeout":
                 self.aside[row, self.last_move[row]] = self.memory.steps[row] + self.settings.aside_steps
             self._learn(row, outcome)
-        self._refresh(rows)
+        self._return_to_best(rows)
         return [penalty(outcome, self.scene.workload, self.reward) for outcome in outcomes]
 
     def _learn(self, row: int, outcome: Outcome) -> None:
-        """Take in the outcome of the current config, then go to the best one measured; to the start, while there is none."""
+        """Take in the outcome of the current config; remember it where it is the best."""
         config = config_at(self.columns, row)
         if self.memory.learn(row, config_key(self.scene.template, config), outcome):
             for name, column in self.best_columns.items():
                 column[row] = config[name]
+
+    def _return_to_best(self, rows: np.ndarray) -> None:
         for name, column in self.best_columns.items():
-            self.columns[name][row] = column[row]
+            self.columns[name][rows] = column[rows]
+        self._refresh(rows)
 
     def _refresh(self, rows: np.ndarray) -> None:
         """Bring features, predictions and levels up to date with the configs of these rows."""
