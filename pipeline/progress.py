@@ -74,7 +74,9 @@ class Progress:
         return f"{self.what}: {self.done}{of}, {rate}{left}" + (f", {self.note}" if self.note else "")
 
     def advance(self, n: int = 1, note: str = "") -> None:
-        """n more units are done; the note (best so far, say) stays until the next one."""
+        """n more units are done; the note (best so far, say) stays until the next one. 0: work begins only now."""
+        if n == 0 and self.done == 0:
+            self.started = self.printed = time.monotonic()
         self.done += n
         self.note = note or self.note
         if self.bar is not None:

@@ -244,6 +244,17 @@ def test_progress_says_rate_and_time_left(capsys: pytest.CaptureFixture[str], mo
     assert line[0] == "measuring: 10/40, 1.0/s, 30 s left, best 12 us"
 
 
+def test_work_that_begins_late_has_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    bar = progress(10, "learning")
+    now[0] += 1000.0
+    bar.advance(0)
+    now[0] += 2.0
+    bar.advance(4)
+    assert bar.rate == pytest.approx(2.0)
+
+
 def test_progress_iterates_and_is_silent_when_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(progress([1, 2, 3], "counting")) == [1, 2, 3]
     assert capsys.readouterr().err == ""
