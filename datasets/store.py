@@ -126,7 +126,9 @@ def _with_config(table: pa.Table) -> pa.Table:
     knobs = sorted(name.removeprefix("knob_") for name in table.column_names if name.startswith("knob_"))
     parts = [join(f"{knob}=", pc.cast(table[f"knob_{knob}"], pa.string()), "") for knob in knobs]
     samples = pa.array([[]] * len(table), pa.list_(pa.float32()))
-    columns: dict[str, Any] = {"config": join(*parts, ",", null_handling="skip"), "samples_us": samples}
+    # A row of nulls alone (the vendor's, which has no knobs) would be dropped: the empty string keeps it.
+    texts = join(pa.array([""] * len(table)), *parts, ",", null_handling="skip")
+    columns: dict[str, Any] = {"config": pc.utf8_ltrim(texts, ","), "samples_us": samples}
     wanted = schema(knobs, [name.removeprefix("dim_") for name in table.column_names if name.startswith("dim_")])
     return pa.table([columns[name] if name in columns else table[name] for name in wanted.names], schema=wanted)
 

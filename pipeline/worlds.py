@@ -12,6 +12,7 @@ from datasets.device import Device
 from pipeline.measure.measurer import Measurer
 from pipeline.measure.settings import FarmSettings
 from templates.errors import InputError
+from templates.template import load_template
 
 log = logging.getLogger("gpu")
 
@@ -57,10 +58,11 @@ def recorded_device(root: Path, gpu: GpuSettings) -> Device:
 
 
 def recorded_rows(root: Path, device: Device, op: str) -> pd.DataFrame:
-    """The recorded rows of one operator; InputError when there are none."""
+    """The recorded rows of one operator's present template; InputError when there are none."""
     frame = store.load(root, op=op, gpu=device.key)
+    frame = frame[frame["template_version"] == load_template(op).version]
     if frame.empty:
-        raise InputError(f"no recorded timings of {op} for {device.name} in {root}: run `make collect` on that GPU")
+        raise InputError(f"{root}: no timings of the present {op} template on {device.name}; run `make collect` on that GPU")
     return frame
 
 

@@ -148,6 +148,15 @@ def test_compacted_rows_say_the_same_without_raw_samples(tmp_path: Path) -> None
         store.compact(tmp_path / "raw", tmp_path / "small")
 
 
+def test_compacted_vendor_rows_keep_their_empty_config(tmp_path: Path) -> None:
+    vendor = replace(rows(1)[0], config={}, origin="vendor")
+    store.append(tmp_path / "raw", [*rows(3), vendor])
+    store.compact(tmp_path / "raw", tmp_path / "small")
+    frame = store.load(tmp_path / "small")
+    assert len(frame) == 4
+    assert frame.loc[frame["origin"] == "vendor", "config"].tolist() == [""]
+
+
 def test_compaction_splits_what_would_be_too_large(tmp_path: Path) -> None:
     store.append(tmp_path / "raw", rows(800))
     paths = store.compact(tmp_path / "raw", tmp_path / "small", file_bytes=48_000)

@@ -81,6 +81,8 @@ class GpuEngine:
         return replace(outcome, busy_s=time.perf_counter() - started)
 
     def _failed(self, error: Exception) -> Outcome:
+        if isinstance(error, InputError):  # a vendor's library that is missing, say
+            return Outcome("launch_error", str(error))
         fault = fault_of(error)
         if fault is None:
             raise error

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
@@ -22,20 +21,20 @@ class Replay:
 
     def __init__(self, frame: pd.DataFrame, device: Device) -> None:
         self.device = device
-        frame = frame.reset_index(drop=True)
-        ordered = frame.sort_values("time_us", kind="stable", na_position="last") if len(frame) else frame
-        self._rows: dict[tuple[str, str], Any] = {}
+        self._frame = frame.reset_index(drop=True)
+        self._rows: dict[tuple[str, str], int] = {}
         self._known: dict[str, list[str]] = {}
-        if len(frame):
-            for key, group in ordered.groupby(["workload", "config"], sort=False):
-                ok = int((group["status"] == "ok").sum())
-                workload, config = str(key[0]), str(key[1])
-                self._rows[workload, config] = group.index[(ok - 1) // 2 if ok else 0]
-                self._known.setdefault(workload, []).append(config)
-        self._frame = frame
+        if frame.empty:
+            return
+        ordered = self._frame.sort_values(["workload", "config", "time_us"], kind="stable", na_position="last")
+        groups = ordered.groupby(["workload", "config"])
+        middle = (groups["time_us"].transform("count") - 1).clip(lower=0) // 2  # count: of the ok ones, which alone have a time
+        chosen = ordered[groups.cumcount() == middle]
+        self._rows = dict(zip(zip(chosen["workload"], chosen["config"], strict=True), chosen.index, strict=True))
+        self._known = {str(workload): list(group) for workload, group in chosen.groupby("workload")["config"]}
 
     def known(self, workload: Workload) -> Sequence[dict[str, int]]:
-        """The recorded configs of a workload, the vendor's (which has none) left out."""
+        """The recorded configs of a workload in the order of their texts, which says nothing of their times; no vendor's."""
         return [parse_config(config) for config in self._known.get(str(workload), []) if config]
 
     def measure(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
