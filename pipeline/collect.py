@@ -14,10 +14,10 @@ from datasets import schema, split, store
 from datasets.device import Device
 from datasets.measurement import STATUSES
 from pipeline import config, worlds
+from pipeline.archive import Archive
 from pipeline.collection import Collector, CollectSettings, Tally
 from pipeline.measure.measurer import Measurer
 from pipeline.runs import Run, progress, stage
-from pipeline.search import Archive
 from pipeline.tables import table
 from templates import space
 from templates.errors import InputError

@@ -17,9 +17,10 @@ from typing import cast
 import numpy as np
 
 from datasets.measurement import Candidate, Measurement
+from pipeline.archive import Archive
 from pipeline.measure.measurer import Measurer
 from pipeline.progress import Progress
-from pipeline.search import Archive, GuidedSearch, GuidedSettings
+from pipeline.search import GuidedSearch, GuidedSettings
 from pipeline.strategy import Task
 from templates import space
 from templates.knob import Config, columns_of

@@ -12,10 +12,11 @@ from datasets import store
 from datasets.device import H200
 from datasets.measurement import Candidate, Measurement
 from pipeline import collect, worlds
+from pipeline.archive import Archive
 from pipeline.collection import Collector, CollectSettings, Tally
 from pipeline.measure.fake import FakeMeasurer
 from pipeline.progress import progress
-from pipeline.search import Archive, GuidedSettings
+from pipeline.search import GuidedSettings
 from templates.template import load_template
 from templates.workload import Workload
 

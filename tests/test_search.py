@@ -8,8 +8,9 @@ import pytest
 from datasets import schema
 from datasets.device import H200
 from datasets.measurement import Candidate, Measurement
+from pipeline.archive import Archive
 from pipeline.measure.fake import FakeMeasurer
-from pipeline.search import Archive, GuidedSearch, GuidedSettings
+from pipeline.search import GuidedSearch, GuidedSettings
 from pipeline.strategy import Task
 from templates import space
 from templates.template import load_template
