@@ -112,6 +112,7 @@ class Tuner:
     seed: int
     round: int = 0
     refitted_rows: int = 0
+    idle_rounds: int = 0
     fresh: list[Episodes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -148,6 +149,9 @@ class Tuner:
         workload = self._workload(rng)
         task = self.task(workload)
         starts = self._starts(task, rng)
+        if self.idle_rounds > 2 * len(self.train):
+            return 0  # a closed world that has nothing new to say
+        spent = len(self.ledger.spent)
         n = min(settings.episodes, (self.left() - len(starts) - 1) // settings.episode.measurements)
         if n < 1:
             return 0
@@ -161,6 +165,7 @@ class Tuner:
         self.fresh.append(behaviour.run(search, Acting(self.policy, settings.samples, settings.explore), rng))
         self._learn()
         self.round += 1
+        self.idle_rounds = self.idle_rounds + 1 if len(self.ledger.spent) == spent else 0
         if self.round % settings.refit_every == 0:
             self.refit(len(self.ledger.spent))
         return n
@@ -265,6 +270,7 @@ def checkpoint(tuner: Tuner, folder: Path, before: Before, seconds: float) -> No
         "round": tuner.round,
         "spent": len(tuner.ledger.spent),
         "refitted_rows": tuner.refitted_rows,
+        "idle_rounds": tuner.idle_rounds,
         "seconds": seconds,
         "before": before,
     }
@@ -282,7 +288,7 @@ def resume(tuner: Tuner, folder: Path) -> tuple[Before, float]:
         return {}, 0.0
     state = json.loads(path.read_text())
     tuner.policy = Policy.load(folder / state["place"])
-    tuner.round = int(state["round"])
+    tuner.round, tuner.idle_rounds = int(state["round"]), int(state["idle_rounds"])
     tuner.ledger.forget_after(int(state["spent"]))
     tuner.fresh = [Episodes.load(folder / f"episodes-{i:04d}.npz") for i in range(1, tuner.round + 1)]
     if state["refitted_rows"]:

@@ -25,6 +25,7 @@ class Ledger:
                 measurement = schema.measurement_of(row)
                 self.rows[str(measurement.workload), config_text(measurement.config)] = measurement
         self.spent: dict[tuple[str, str], None] = {}
+        self.pools: dict[Workload, Sequence[dict[str, int]] | None] = {}
 
     @property
     def source(self) -> str:
@@ -37,8 +38,10 @@ class Ledger:
         return self.measurer.device
 
     def known(self, workload: Workload) -> Sequence[dict[str, int]] | None:
-        """As the measurer behind has it."""
-        return self.measurer.known(workload)
+        """As the measurer behind has it; asked once per workload."""
+        if workload not in self.pools:
+            self.pools[workload] = self.measurer.known(workload)
+        return self.pools[workload]
 
     def measure(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
         """One measurement per candidate, in order."""

@@ -105,15 +105,17 @@ def test_vocabulary_serves_knobs_of_other_operators():
     assert (action.decode(wider, vectors, moves, np.zeros(4, dtype=bool)).move == choice.move).all()
 
 
-def test_path_leads_over_legal_configs():
+def test_walking_towards_a_goal_arrives_over_legal_configs():
     start = configs(1)[0]
     goal = start
     for place in (5, 11):  # two legal edits away
-        edits = space.edits(TEMPLATE, goal, LARGE, H200.limits)
-        goal = edits[place][2]
-    current = start
-    for move in action.path(TEMPLATE, start, goal, LARGE, H200.limits):
-        moves = action.moves_of(TEMPLATE, columns_of([current], TEMPLATE.names), LARGE, H200.limits)
-        assert moves.legal[0, move]
-        current = configs_of(moves.taken(np.array([move])))[0]
-    assert current == goal
+        goal = space.edits(TEMPLATE, goal, LARGE, H200.limits)[place][2]
+    current, target = columns_of([start], TEMPLATE.names), columns_of([goal], TEMPLATE.names)
+    for _ in range(8):
+        moves = action.moves_of(TEMPLATE, current, LARGE, H200.limits)
+        nearer, move = action.towards(moves, current, target)
+        if not nearer[0]:
+            break
+        assert moves.legal[0, move[0]]
+        current = moves.taken(move)
+    assert configs_of(current)[0] == goal

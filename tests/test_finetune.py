@@ -129,6 +129,12 @@ def test_killed_run_loses_nothing_and_continues_to_the_same_policy(tmp_path, aft
     assert 10**6 - counting.after == whole.measurements - after  # nothing was measured twice
 
 
+def test_a_closed_world_with_nothing_new_ends_the_run(tmp_path):
+    recorded = measured_frame(4, (SMALL, LARGE, *WATCHED))
+    result = finetune(tuner(tmp_path, Replay(recorded, H200), replace(SETTINGS, measurements=500)), tmp_path)
+    assert result.measurements <= len(recorded)
+
+
 def test_out_of_time_ends_with_a_table(tmp_path):
     result = finetune(tuner(tmp_path, settings=replace(SETTINGS, seconds=1e-6)), tmp_path)
     assert result.rounds == 0 and len(result.lines) == 3

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from templates import space
-from templates.knob import CATEGORIES, Columns, Config
+from templates.knob import CATEGORIES, Columns
 from templates.template import Limits, Template, load_template, operators
 from templates.workload import Workload
 
@@ -91,8 +91,19 @@ def _spread(count: int) -> np.ndarray:
 
 def positions(template: Template, columns: Columns) -> np.ndarray:
     """Float (n, knobs): each value's place among its knob's values, scaled to [-1, 1]."""
-    places = [_spread(len(k.values))[np.searchsorted(k.values, columns[k.name])] for k in template.knobs]
+    places = [table[np.asarray(columns[name])] for name, table in zip(template.knob, _tables(template.op), strict=True)]
     return np.stack(places, axis=-1)
+
+
+@lru_cache
+def _tables(op: str) -> list[np.ndarray]:
+    """Position by value, an array per knob, NaN where the knob has no such value: indexing is many times faster than a search."""
+    tables = []
+    for knob in load_template(op).knobs:
+        table = np.full(knob.values[-1] + 1, np.nan)
+        table[list(knob.values)] = _spread(len(knob.values))
+        tables.append(table)
+    return tables
 
 
 @dataclass(frozen=True)
@@ -186,24 +197,18 @@ def encode(
     return vectors
 
 
-def path(template: Template, start: Config, goal: Config, workload: Workload, limits: Limits) -> list[int]:
-    """Moves (indices of `steps`) that lead from one legal config to another, each of a legal config where there is such an order.
+def towards(moves: Moves, here: Columns, goals: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """The legal move that brings each of n configs nearest to its goal, by knob distance: (nearer, move), bool and int (n,).
 
-    Greedy: of the knobs that differ, set one whose result is legal and nearest to the goal; where none is legal, none follows
-    and the path ends early.
+    Only moves that set a knob to the goal's value count; `nearer` is False where none of them is legal or gets nearer.
     """
-    s, current, route = steps(template.op), dict(start), []
-    for _ in range(2 * len(template.knobs)):
-        gap = float(space.distance(template, current, [goal])[0])
-        if gap == 0:
-            break
-        moves = moves_of(template, {name: np.array([current[name]]) for name in template.names}, workload, limits)
-        wanted = moves.legal[0] & (s.value == np.array([goal[template.names[i]] for i in s.knob]))
-        candidates = np.flatnonzero(wanted)
-        results = [{name: int(moves.after[name][0, i]) for name in template.names} for i in candidates]
-        gaps = space.distance(template, goal, results) if results else np.array([np.inf])
-        if gaps.min() >= gap:
-            break
-        route.append(int(candidates[gaps.argmin()]))
-        current = results[int(gaps.argmin())]
-    return route
+    template, n = moves.steps.template, len(moves.legal)
+    target = positions(template, goals)
+    gap = np.abs(positions(template, here) - target).sum(axis=1)
+    wanted = moves.legal & (moves.steps.value == np.stack([goals[name] for name in template.names], axis=1)[:, moves.steps.knob])
+    rows, which = np.nonzero(wanted)
+    after = positions(template, {name: column[rows, which] for name, column in moves.after.items()})
+    gaps = np.full(moves.legal.shape, np.inf)
+    gaps[rows, which] = np.abs(after - target[rows]).sum(axis=1)
+    move = gaps.argmin(axis=1)
+    return gaps[np.arange(n), move] < gap - 1e-9, move

@@ -10,7 +10,7 @@ from datasets.episodes import Episodes
 from pipeline.policy import action
 from pipeline.policy.action import Choice, Moves
 from pipeline.policy.env import Search
-from pipeline.policy.world import config_at
+from templates.knob import columns_of
 
 
 class Behaviour(Protocol):
@@ -75,26 +75,18 @@ class NoisyGreedy:
 
 @dataclass(frozen=True)
 class Towards:
-    """Walks to a goal config per search, a random step of the remaining way at a time, and measures there."""
+    """Walks to a goal config per search and measures there, or where no legal edit gets nearer."""
 
     goals: Sequence[dict[str, int]]
     wander: float = 0.1
 
     def choose(self, search: Search, rows: np.ndarray, moves: Moves, rng: np.random.Generator) -> Choice:
         """Now and then a random edit instead, so that the way back from a wrong turn is in the data too."""
-        choice = Blind(0.0).choose(search, rows, moves, rng)
-        measure, move = choice.measure.copy(), choice.move.copy()
-        names, s = search.scene.template.names, moves.steps
-        for i, row in enumerate(rows.tolist()):
-            goal = self.goals[row]
-            wanted = moves.legal[i] & (s.value == np.array([goal[names[k]] for k in s.knob]))
-            if not wanted.any():
-                measure[i] = measure[i] or bool(search.may_measure(rows[i : i + 1])[0])
-            elif rng.random() >= self.wander:
-                move[i] = rng.choice(np.flatnonzero(wanted))
-            if config_at(search.columns, row) == goal and search.may_measure(rows[i : i + 1])[0]:
-                measure[i] = True
-        return Choice(measure, move)
+        goals = columns_of([self.goals[row] for row in rows], search.scene.template.names)
+        nearer, move = action.towards(moves, search.at(rows), goals)
+        wild = Blind(0.0).choose(search, rows, moves, rng)
+        stray = (rng.random(len(rows)) < self.wander) | (~nearer & ~search.may_measure(rows))
+        return Choice(np.where(stray, wild.measure, ~nearer), np.where(stray, wild.move, move))
 
 
 @dataclass(frozen=True)

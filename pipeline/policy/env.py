@@ -154,18 +154,20 @@ class Search:
         self._transition(rows, moves, Choice(measure, choice.move), counted=True)
 
     def _walk_to_pool(self, rows: np.ndarray, pool: Pool) -> None:
-        template, workload, limits = self.scene.template, self.scene.workload, self.scene.device.limits
-        configs = [config_at(self.columns, row) for row in rows]
+        """Edits, outside the count of steps, that lead each search to the nearest config of the pool it has not tried."""
         taken = [{pool.place[key] for key in self.memory.levels[row] if key in pool.place} for row in rows]
-        goals = [pool.configs[i] for i in pool.nearest(configs, taken)]
-        routes = [action.path(template, c, g, workload, limits) for c, g in zip(configs, goals, strict=True)]
-        for depth in range(max(map(len, routes))):
-            walking = [i for i, route in enumerate(routes) if len(route) > depth]
-            move = np.array([routes[i][depth] for i in walking])
-            edit = Choice(np.zeros(len(move), dtype=bool), move)
-            self._transition(rows[walking], self.moves(rows[walking]), edit, counted=False)
+        places = pool.nearest([config_at(self.columns, row) for row in rows], taken)
+        goals = columns_of([pool.configs[place] for place in places], self.scene.template.names)
+        walking = np.arange(len(rows))
+        while len(walking):
+            moves, goal = self.moves(rows[walking]), {name: column[walking] for name, column in goals.items()}
+            nearer, move = action.towards(moves, self.at(rows[walking]), goal)
+            walking = walking[nearer]
+            if len(walking):
+                edit = Choice(np.zeros(len(walking), dtype=bool), move[nearer])
+                self._transition(rows[walking], moves.of(nearer), edit, counted=False)
         level = self.memory.level[rows].copy()
-        self.put(rows, goals)  # where no legal path led all the way, the rest is one jump
+        self.put(rows, [pool.configs[place] for place in places])  # where no legal path led all the way, the rest is one jump
         self.memory.level[rows] = level  # the measurement that follows accounts for the jump
 
     def _transition(self, rows: np.ndarray, moves: Moves, choice: Choice, counted: bool) -> None:

@@ -34,8 +34,9 @@ class ProposeSettings:
     """use_*: the parts. rollouts: sampled edit sequences per decision, at most `steps` edits each, `samples` draws per edit.
 
     evaluations: configs that the cost model's own search scores in an open world, from `random_starts` draws and `known_good`
-    borrowed configs. value_weight: log time that one unit of the policy's prospects counts; vote_weight, known_weight:
-    log time that the most often proposed config and the nearest workload's best gain; explore: standard deviations of the residual by which an unexplored candidate is favoured.
+    borrowed configs. In log time: value_weight, what one unit of the policy's prospects counts; vote_weight and known_weight,
+    what the most often proposed config and the nearest workload's best gain. explore: standard deviations of the residual by
+    which an unexplored candidate is favoured.
     """
 
     use_policy: bool = True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from datasets.device import Device
 from datasets.measurement import Candidate, Measurement, Origin, Status
@@ -160,19 +161,17 @@ class Pool:
 
     def nearest(self, configs: Sequence[dict[str, int]], taken: Sequence[set[int]] | None = None) -> list[int]:
         """Index of the nearest member for each config; `taken[i]` are members that config i may not become."""
-        found = []
-        for i, config in enumerate(configs):
-            here = positions(self.template, columns_of([config], self.template.names))
-            gaps = np.abs(self.positions - here).sum(axis=1)
-            if taken is not None and len(taken[i]) < len(gaps):
-                gaps[list(taken[i])] = np.inf
-            found.append(int(gaps.argmin()))
-        return found
+        gaps = cdist(positions(self.template, columns_of(list(configs), self.template.names)), self.positions, "cityblock")
+        for i, some in enumerate(taken or ()):
+            if len(some) < gaps.shape[1]:
+                gaps[i, list(some)] = np.inf
+        nearest: list[int] = gaps.argmin(axis=1).tolist()
+        return nearest
 
 
 def config_key(template: Template, config: Config) -> tuple[int, ...]:
     """A config's values in the template's order."""
-    return tuple(int(config[name]) for name in template.names)
+    return tuple(int(config[name]) for name in template.knob)
 
 
 def config_at(columns: Columns, row: int) -> dict[str, int]:
