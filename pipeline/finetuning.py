@@ -20,7 +20,7 @@ from pipeline.policy import behaviour
 from pipeline.policy.behaviour import Acting
 from pipeline.policy.env import EpisodeSettings, Scene, Search
 from pipeline.policy.propose import PolicyStrategy, ProposeSettings
-from pipeline.policy.reward import RewardSettings, normalised
+from pipeline.policy.reward import RewardSettings
 from pipeline.policy.world import MeasuredWorld, Remembered
 from pipeline.strategies.admission import admit
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
@@ -32,7 +32,7 @@ from templates.template import Template
 from templates.workload import Workload
 
 if TYPE_CHECKING:
-    from pipeline.policy.iql import Policy
+    from pipeline.policy.iql import Policy, Prepared
 
 log = logging.getLogger("finetune")
 Advance = Callable[[int, str], None]
@@ -114,6 +114,7 @@ class Tuner:
     refitted_rows: int = 0
     idle_rounds: int = 0
     fresh: list[Episodes] = field(default_factory=list)
+    prepared: "Prepared | None" = None
 
     def __post_init__(self) -> None:
         self.base = self.model
@@ -186,16 +187,11 @@ class Tuner:
         return distinct([*best, *(admit(task, config) for config in wanted)])
 
     def _learn(self) -> None:
-        settings, real = self.settings, concatenate(self.fresh)
-        self.policy.train(
-            self.offline,
-            normalised(self.offline.rewards, self.offline.operator, settings.reward),
-            settings.updates,
-            self.seed,
-            fresh=real,
-            fresh_rewards=normalised(real.rewards, real.operator, settings.reward),
-            fresh_share=settings.fresh_share,
-        )
+        settings = self.settings
+        if self.prepared is None:
+            self.prepared = self.policy.prepare(self.offline, settings.reward)
+        real = self.policy.prepare(concatenate(self.fresh), settings.reward)
+        self.policy.train(self.prepared, settings.updates, self.seed, fresh=real, fresh_share=settings.fresh_share)
 
     def refit(self, rows: int) -> None:
         """The cost model as it came learns the first `rows` measurements, but for those on watched shapes."""

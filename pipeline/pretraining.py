@@ -20,7 +20,7 @@ from pipeline.policy import action, behaviour, state
 from pipeline.policy.behaviour import Acting, Behaviour, Blind, NoisyGreedy, Towards
 from pipeline.policy.env import EpisodeSettings, Scene, Search
 from pipeline.policy.iql_settings import IqlSettings
-from pipeline.policy.reward import RewardSettings, normalised
+from pipeline.policy.reward import RewardSettings
 from pipeline.policy.state import Layout
 from pipeline.policy.world import Remembered, SimulatedWorld, TimeModel, WorldSettings
 from pipeline.strategies.known_good import KnownGood, borrowed, known_good
@@ -203,12 +203,12 @@ def learn(
     advance: Advance = lambda n, note: None,
 ) -> "Losses":
     """IQL steps up to settings.iql.steps, with a checkpoint and a line of losses.csv every `checkpoint_every`."""
-    rewards = normalised(episodes.rewards, episodes.operator, settings.reward)
+    prepared = policy.prepare(episodes, settings.reward)
     losses: dict[str, float] = {}
     advance(policy.steps, "")
     while policy.steps < settings.iql.steps:
         steps = min(settings.iql.checkpoint_every, settings.iql.steps - policy.steps)
-        losses = policy.train(episodes, rewards, steps, seed, after_step=lambda step, found: advance(1, ""))
+        losses = policy.train(prepared, steps, seed, after_step=lambda step, found: advance(1, ""))
         policy.save(folder / "policy")
         note_losses(folder / "losses.csv", policy.steps, losses)
         log.info("step %d: %s", policy.steps, ", ".join(f"{name} {value:.4f}" for name, value in losses.items()))

@@ -12,7 +12,7 @@ from pipeline.policy import behaviour
 from pipeline.policy.behaviour import Acting, Blind
 from pipeline.policy.iql import Policy
 from pipeline.policy.iql_settings import IqlSettings
-from pipeline.policy.reward import RewardSettings, normalised
+from pipeline.policy.reward import RewardSettings
 from pipeline.policy.world import WorldSettings
 from templates.errors import InputError
 from tests.policy_world import LAYOUT, TINY, VOCAB, search, some_episodes
@@ -28,7 +28,7 @@ def fresh(settings: IqlSettings = TINY, seed: int = 0) -> Policy:
 
 
 def taught(policy: Policy, steps: int, seed: int = 0) -> Policy:
-    policy.train(episodes(), normalised(episodes().rewards, episodes().operator, RewardSettings()), steps, seed)
+    policy.train(policy.prepare(episodes(), RewardSettings()), steps, seed)
     return policy
 
 
@@ -105,7 +105,11 @@ def test_fresh_episodes_take_their_share_of_every_batch():
     seen = {}
     for share in (0.0, 0.5, 1.0):
         policy = fresh(replace(TINY, learning_rate=3e-3))
-        policy.train(ends, np.zeros(len(ends)), 60, 0, fresh=ends, fresh_rewards=np.ones(len(ends)), fresh_share=share)
+        none, all_ones = (
+            policy.prepare(replace(ends, rewards=np.full(len(ends), reward, dtype=np.float32)), RewardSettings(normalise="none"))
+            for reward in (0.0, 1.0)
+        )
+        policy.train(none, 60, 0, fresh=all_ones, fresh_share=share)
         seen[share] = policy.q(some.states, some.actions).mean()
     assert seen[0.0] < 0.25 < seen[0.5] < 0.75 < seen[1.0]
 

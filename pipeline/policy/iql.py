@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from datasets.episodes import Episodes
 from pipeline.policy.action import Vocabulary
 from pipeline.policy.iql_settings import IqlSettings
+from pipeline.policy.reward import RewardSettings, normalised
 from pipeline.policy.state import Layout
 from templates.errors import InputError
 
@@ -125,31 +126,39 @@ class Policy:
 
     # Learning
 
+    def prepare(self, episodes: Episodes, settings: RewardSettings) -> "Prepared":
+        """Episodes ready to be drawn from: states standardised, rewards normalised. InputError where there are none."""
+        if not len(episodes):
+            raise InputError("no episodes to learn from: raise the number of workloads or episodes")
+        return Prepared(
+            self._scaled(episodes.states),
+            episodes.actions.astype(np.float32),
+            normalised(episodes.rewards, episodes.operator, settings)[:, None],
+            self._scaled(episodes.next_states),
+            episodes.terminals.astype(np.float32)[:, None],
+        )
+
     def train(
         self,
-        episodes: Episodes,
-        rewards: np.ndarray,
+        episodes: "Prepared",
         steps: int,
         seed: int,
-        fresh: Episodes | None = None,
-        fresh_rewards: np.ndarray | None = None,
+        fresh: "Prepared | None" = None,
         fresh_share: float = 0.5,
         after_step: Callable[[int, Losses], None] | None = None,
     ) -> Losses:
-        """Gradient steps until `self.steps` has grown by `steps`; mean losses. `rewards` (n,) are the normalised ones.
+        """Gradient steps until `self.steps` has grown by `steps`; mean losses.
 
         Batch number i depends on the seed and i alone, so that a run continued from a checkpoint ends as one that was never
         interrupted. With `fresh` episodes, `fresh_share` of every batch comes from them.
         """
-        mine = _Tensors.of(episodes, rewards, self._scaled)
-        theirs = None if fresh is None or fresh_rewards is None else _Tensors.of(fresh, fresh_rewards, self._scaled)
-        share = 0 if theirs is None else round(fresh_share * self.settings.batch)
+        share = 0 if fresh is None else round(fresh_share * self.settings.batch)
         total: Losses = {}
         for _ in range(steps):
             rng = np.random.default_rng([seed, self.steps])
-            parts = [mine.draw(self.settings.batch - share, rng)]
-            if theirs is not None and share:
-                parts.append(theirs.draw(share, rng))
+            parts = [episodes.draw(self.settings.batch - share, rng)]
+            if fresh is not None and share:
+                parts.append(fresh.draw(share, rng))
             losses = {name: float(value) for name, value in self.algo.update(_batch(parts)).items()}
             self.steps += 1
             for name, value in losses.items():
@@ -230,8 +239,8 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class _Tensors:
-    """Episodes ready to be drawn from: standardised states, normalised rewards."""
+class Prepared:
+    """What `Policy.prepare` makes; float32, rewards and terminals of shape (n, 1)."""
 
     states: np.ndarray
     actions: np.ndarray
@@ -239,19 +248,8 @@ class _Tensors:
     next_states: np.ndarray
     terminals: np.ndarray
 
-    @staticmethod
-    def of(episodes: Episodes, rewards: np.ndarray, scaled: Callable[[np.ndarray], np.ndarray]) -> "_Tensors":
-        if not len(episodes):
-            raise InputError("no episodes to learn from: raise the number of workloads or episodes")
-        return _Tensors(
-            scaled(episodes.states),
-            episodes.actions.astype(np.float32),
-            rewards.astype(np.float32)[:, None],
-            scaled(episodes.next_states),
-            episodes.terminals.astype(np.float32)[:, None],
-        )
-
     def draw(self, n: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """n transitions, with replacement, in the order of the fields."""
         rows = rng.integers(len(self.rewards), size=n)
         return [self.states[rows], self.actions[rows], self.rewards[rows], self.next_states[rows], self.terminals[rows]]
 
