@@ -43,6 +43,7 @@ NOT_OURS = {
     errno.ENOSPC: "the disk is full: free some space",
     errno.EDQUOT: "the disk quota is used up: free some space",
     errno.EROFS: "the file system is read-only: set outputs_dir and data_dir",
+    errno.EPIPE: "nobody reads the output any more",
     errno.EACCES: "permission denied: set outputs_dir and data_dir",
 }
 
