@@ -1,20 +1,16 @@
 """How a launch meets the GPU: occupancy, waves, padding and memory traffic, estimated from derived quantities alone.
 
-What a template does not derive, or has no knob for, is left out. How data is reused is an operator's own: see TRAFFIC.
+What a template does not derive, or has no knob for, is left out. How data is reused is an operator's own: `Template.traffic`.
 """
 
 from typing import Any
 
 import numpy as np
 
-from cost_model import matmul_traffic
 from datasets.device import Device
 from templates.knob import Columns
 from templates.template import Template
 from templates.workload import Workload
-
-TRAFFIC = {"matmul": matmul_traffic.traffic}
-"""Estimates of memory traffic by operator; an operator without one does without."""
 
 
 def launch_features(
@@ -25,8 +21,9 @@ def launch_features(
     if {"threads", "smem_bytes", "registers", "blocks"} <= derived.keys():
         features |= _occupancy(columns, derived, device)
         features |= _work(template, workload, columns, derived, device)
-    if workload.op in TRAFFIC:
-        features |= TRAFFIC[workload.op](workload, columns, derived, device)
+    if template.traffic is not None:
+        traffic = template.traffic(columns, workload, derived, device.sm_count, device.l2_bytes)
+        features |= {f"log_{name}": np.log2(value) for name, value in traffic.items()}
     return {f"launch_{name}": value for name, value in features.items()}
 
 

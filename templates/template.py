@@ -78,6 +78,9 @@ class Template:
 
     `error_bound(workload)` is the tolerance e of the check |out - reference| <= e * magnitude, where `magnitude` is the
     scale the rounding errors of that element grow with (for a sum of products: the sum of their absolute values).
+
+    `traffic(columns, workload, derived, sm_count, l2_bytes)`, optional: positive estimates of how data is moved and reused on
+    a GPU of that size; the cost model sees their log2.
     """
 
     op: str
@@ -97,6 +100,7 @@ class Template:
     reference: Callable[[Mapping[str, np.ndarray], Workload], np.ndarray]
     derived: Callable[[Columns, Workload], dict[str, Any]]
     edge_shapes: Callable[[Config], list[Workload]]
+    traffic: Callable[[Columns, Workload, Mapping[str, Any], int, int], dict[str, Any]] | None = None
 
     @cached_property
     def knob(self) -> dict[str, Knob]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from templates.knob import Columns, Config, Knob
+from templates.matmul.traffic import traffic
 from templates.template import Constraint, Launch, Limits, Template, Tensor
 from templates.workload import Workload
 
@@ -98,7 +99,8 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
     fragments = c["fragment_buffers"] * (c["thread_m"] * depth_a + c["thread_n"])
     tiles_m = -(-w["M"] // c["block_m"])
     tiles_n = -(-w["N"] // c["block_n"])
-    k_tiles = -(-w["K"] // np.where(shared, c["block_k"], c["width_a"]))
+    depth: Any = np.where(shared, c["block_k"], c["width_a"])
+    k_tiles = -(-w["K"] // depth)
     return {
         "threads": threads,
         "lanes_m": lanes_m,
@@ -299,4 +301,5 @@ TEMPLATE = Template(
     reference=reference,
     derived=derived,
     edge_shapes=edge_shapes,
+    traffic=traffic,
 )
