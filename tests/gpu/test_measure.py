@@ -196,7 +196,10 @@ def test_times_agree_with_graph_replay(l2: str, which: str, size: int, cold: Gpu
     )
     if workspace is not None:
         engine.checker.free(workspace)
-    assert abs(ours / replayed - 1) <= 0.05
+    # After a flush, a kernel with shared memory first has the SMs repartition their L1: a microsecond or two that the graph's
+    # difference counts and the gap before the start event hides. H200: at most 1.74 us (14.10 against 15.84).
+    slack_us = 2.0 if l2 == "cold" else 0.0
+    assert abs(ours - replayed) <= max(0.05 * replayed, slack_us)
 
 
 def test_timing_repeats_itself(warm: GpuEngine, cold: GpuEngine) -> None:
