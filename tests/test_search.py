@@ -39,14 +39,14 @@ def propose(known: Archive, n: int, workload: Workload = SMALL, seed: int = 1, p
     return GuidedSearch(known, QUICK).propose(task, (), n, np.random.default_rng(seed))
 
 
-def test_its_proposals_beat_random_configs_by_far() -> None:
+def test_its_proposals_beat_random_configs_by_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.measure.fake.SPREAD", 0.02)  # nearly all of a time can be learnt
     random = measured(SMALL, 150)
-    chosen = propose(archive(random), 24)
     fake = FakeMeasurer(H200)
-    times = np.array([fake.true_us(SMALL, c) for c in chosen])
+    times = np.array([fake.true_us(SMALL, c) for c in propose(archive(random), 24)])
     at_random = np.array([m.time_us for m in random], dtype=float)
-    assert np.median(times) < np.quantile(at_random, 0.2)
-    assert np.mean(times < np.quantile(at_random, 0.1)) > 0.3
+    assert np.mean(times < np.quantile(at_random, 0.1)) > 0.5
+    assert times.min() < at_random.min()
 
 
 def test_proposals_are_legal_distinct_and_new() -> None:
