@@ -2,8 +2,8 @@
 
 OUTPUTS ?= outputs
 VENV ?= .venv
-# The CPU build of PyTorch, a tenth of the size.
-TORCH_INDEX ?= 
+# Address of an index to fetch PyTorch from; empty: pip's own. PyTorch's index of CPU builds saves gigabytes without a GPU.
+TORCH_INDEX ?=
 JOBS ?= 2
 ARGS ?=
 
@@ -37,8 +37,7 @@ $(READY): pyproject.toml constraints.txt
 	    { echo "setup: $$found cannot make a virtual environment: on Debian, apt-get install python3-venv" >&2; exit 2; }
 	@$(PY) -c 'import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
 	  print(*t["project"]["dependencies"], *t["dependency-groups"]["dev"], sep="\n")' > $(VENV)/requirements.txt
-	@torch=$$(grep '^torch==' constraints.txt); \
-	  $(PIP) install --no-deps --retries 0 --index-url $(TORCH_INDEX) $$torch 2>/dev/null || $(PIP) install --no-deps $$torch
+	@$(if $(TORCH_INDEX),$(PIP) install --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' constraints.txt))
 	@$(PIP) install -r $(VENV)/requirements.txt -c constraints.txt
 	@touch $@
 

@@ -137,6 +137,8 @@ class Template:
 
     def check_workload(self, workload: Workload) -> Workload:
         """The workload itself when it belongs to this operator; InputError otherwise."""
+        if workload.op != self.op:
+            raise InputError(f"workload {workload}: it belongs to {workload.op}, not to {self.op}")
         return self.workload(workload.dtype, **dict(workload.dims))
 
 

@@ -59,10 +59,11 @@ def find_nvcc(settings: BuildSettings) -> Compiler:
     """
     host = settings.host_compiler or shutil.which("gcc")
     if host is None or not shutil.which(host):
-        raise InputError(f"no {settings.host_compiler or 'gcc'} found: nvcc needs it; install gcc or set build.host_compiler")
+        name = settings.host_compiler or "gcc"
+        raise InputError(f"no {name} found, which nvcc needs: install it or set farm.build.host_compiler")
     candidates = [settings.nvcc] if settings.nvcc else [str(path) for path in _places() if path.is_file()]
     if not candidates:
-        raise InputError("no nvcc found: install the CUDA toolkit or `pip install nvidia-cuda-nvcc`, or set build.nvcc")
+        raise InputError("no nvcc found: install the CUDA toolkit or `pip install nvidia-cuda-nvcc`, or set farm.build.nvcc")
     return Compiler(candidates[0], _version(candidates[0]), settings.host_compiler)
 
 
@@ -79,10 +80,10 @@ def _version(path: str) -> str:
     try:
         answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"nvcc {path} does not run ({error}); set build.nvcc to one that does") from None
+        raise InputError(f"nvcc {path} does not run ({error}); set farm.build.nvcc to one that does") from None
     match = _RELEASE.search(answer.stdout)
     if match is None:
-        raise InputError(f"nvcc {path} does not say its version; set build.nvcc to a working nvcc")
+        raise InputError(f"nvcc {path} does not say its version; set farm.build.nvcc to a working nvcc")
     return match.group(1)
 
 
