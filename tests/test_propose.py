@@ -152,3 +152,23 @@ def test_believing_lowers_the_doubt_there_and_nothing_else():
     after = before.believing(at[7])
     np.testing.assert_allclose(after.at(at)[0], before.at(at)[0], atol=0.02)
     assert after.at(at)[1][7] < 0.5 * before.at(at)[1][7]
+
+
+def test_measurements_are_shared_out_among_the_rankings_in_turn():
+    at = task(False)
+    turns = strategy(use_residual=False, explore=0.0)  # type: ignore[arg-type]
+    nearest, average = (turns._borrowed(at)[name] for name in ("nearest", "one_config"))
+    ranking = turns.rank(at, [], np.random.default_rng(0))
+    best = ranking.configs[int((ranking.predicted + ranking.opinion).argmin())]
+    picks = turns.propose(at, [], 3, np.random.default_rng(0))
+    assert picks[0] == best
+    assert picks[1] == next(c for c in nearest if c != best)
+    assert picks[2] == next(c for c in average if c not in picks[:2])
+    history = [ok(at, config, 50.0) for config in picks]
+    alone = strategy(turns=["ranking"], use_residual=False, explore=0.0)  # type: ignore[arg-type]
+    assert turns.propose(at, history, 1, np.random.default_rng(1)) == alone.propose(at, history, 1, np.random.default_rng(1))
+
+
+def test_an_unknown_turn_is_one_clear_line():
+    with pytest.raises(InputError, match="turns"):
+        ProposeSettings(turns=["luck"])

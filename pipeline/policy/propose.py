@@ -2,11 +2,13 @@
 
 Candidates: a closed world's pool; in an open one the policy's sampled edits, the cost model's own search, known-good configs and
 the safe default. They are ranked by predicted log time, the policy's view of what is left to gain, and the residual of the
-measurements so far. Each part has a switch, so that its worth is a number.
+measurements so far. Measurements are shared out in turn between this ranking and two that were measured elsewhere: the nearest
+training workloads' best configs, and the best on average. Each part has a switch, so that its worth is a number.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,10 +22,12 @@ from pipeline.policy.world import Pool, Remembered, RiskModel, config_key
 from pipeline.strategies.admission import admit, safe_default, untried
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
 from pipeline.strategies.local_search import local_search
+from pipeline.strategies.transfer import rank_on_average
 from pipeline.strategy import Task
 from templates import space
 from templates.errors import InputError
-from templates.knob import columns_of
+from templates.knob import Config, columns_of
+from templates.workload import Workload
 
 if TYPE_CHECKING:
     from pipeline.policy.iql import Policy
@@ -34,9 +38,9 @@ class ProposeSettings:
     """use_*: the parts. rollouts: sampled edit sequences per decision, at most `steps` edits each, `samples` draws per edit.
 
     evaluations: configs that the cost model's own search scores in an open world, from `random_starts` draws and `known_good`
-    borrowed configs. In log time: value_weight, what one unit of the policy's prospects counts; vote_weight and known_weight,
-    what the most often proposed config and the nearest workload's best gain. explore: standard deviations of the residual by
-    which an unexplored candidate is favoured.
+    borrowed configs of either kind. In log time: value_weight, what one unit of the policy's prospects counts; vote_weight,
+    what the most often proposed config gains. explore: standard deviations of the residual by which an unexplored candidate
+    is favoured. turns: which ranking chooses a task's first, second, ... measurement, over and over.
     """
 
     use_policy: bool = True
@@ -51,13 +55,15 @@ class ProposeSettings:
     known_good: int = 16
     value_weight: float = 0.1
     vote_weight: float = 0.02
-    known_weight: float = 0.02
     explore: float = 0.5
+    turns: list[str] = field(default_factory=lambda: ["ranking", "nearest", "one_config"])
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
     def __post_init__(self) -> None:
         if not (self.use_policy or self.use_cost_model or self.use_known_good):
             raise InputError("propose: switch on at least one of use_policy, use_cost_model, use_known_good")
+        if not self.turns or set(self.turns) - {"ranking", "nearest", "one_config"}:
+            raise InputError(f"propose.turns={list(self.turns)}: list ranking, nearest, one_config in the order of their turns")
 
 
 Votes = dict[tuple[int, ...], tuple[int, dict[str, int]]]
@@ -84,7 +90,7 @@ class PolicyStrategy:
     settings: ProposeSettings = field(default_factory=ProposeSettings)
     name: str = "policy"
     _guides: dict[str, Remembered] = field(default_factory=dict, repr=False)
-    _admitted: dict[str, list[dict[str, int]]] = field(default_factory=dict, repr=False)
+    _admitted: dict[str, dict[str, list[dict[str, int]]]] = field(default_factory=dict, repr=False)
     _searched: dict[str, list[dict[str, int]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +110,7 @@ class PolicyStrategy:
         configs = untried([*self._candidates(task, rng), *by_votes(votes)], history, 1 << 30)
         columns = columns_of(list(configs), task.template.names)
         predicted = self._surcharged(task, columns) if self.settings.use_cost_model and configs else np.zeros(len(configs))
-        opinion = self._opinion(task, past, configs, votes) + self._custom(task, configs)
+        opinion = self._opinion(task, past, configs, votes)
         return Ranking(configs, positions(task.template, columns), predicted, opinion)
 
     def _past(self, task: Task, history: Sequence[Measurement]) -> Search | None:
@@ -120,7 +126,7 @@ class PolicyStrategy:
             return list(task.pool)
         key = place_of(task)
         if key not in self._searched:
-            starts = [safe_default(task), *self._borrowed(task)]
+            starts = distinct([safe_default(task), *(config for known in self._borrowed(task).values() for config in known)])
             self._searched[key] = starts
             if self.settings.use_cost_model:
                 fresh = space.sample(task.template, task.workload, task.limits, self.settings.random_starts, rng)
@@ -145,15 +151,26 @@ class PolicyStrategy:
         surcharged: np.ndarray = self._mean(task, columns) - np.log1p(-risk)
         return surcharged
 
-    def _borrowed(self, task: Task) -> list[dict[str, int]]:
-        """Known-good configs of the nearest training workloads, moved to the nearest that can be measured here."""
+    def _borrowed(self, task: Task) -> dict[str, list[dict[str, int]]]:
+        """Known-good configs by ranking, best first, each moved to the nearest that can be measured here."""
         if not self.settings.use_known_good or not self.known:
-            return []
+            return {}
         key = place_of(task)
         if key not in self._admitted:
-            wanted = borrowed(self.known, task.workload)[: self.settings.known_good]
-            self._admitted[key] = distinct([admit(task, config) for config in wanted])
+            rankings = {
+                "nearest": borrowed(self.known, task.workload),
+                "one_config": rank_on_average(task, self.known, partial(self._elsewhere, task)),
+            }
+            self._admitted[key] = {
+                name: distinct([admit(task, config) for config in wanted[: self.settings.known_good]])
+                for name, wanted in rankings.items()
+            }
         return self._admitted[key]
+
+    def _elsewhere(self, task: Task, workload: Workload, configs: Sequence[Config]) -> np.ndarray:
+        """Predicted log times (n,) on another workload of the same template and device."""
+        columns = columns_of([dict(config) for config in configs], task.template.names)
+        return self._mean(replace(task, workload=workload), columns)
 
     def _votes(self, task: Task, past: Search | None, history: Sequence[Measurement], rng: np.random.Generator) -> Votes:
         """What the policy's rollouts end at (in a closed world: its nearest members), and how many of them do."""
@@ -173,7 +190,8 @@ class PolicyStrategy:
         timed = sorted((m.time_us, i) for i, m in enumerate(history) if m.time_us is not None)
         best = [dict(history[i].config) for _, i in timed[:4]]
         open_task = replace(task, pool=None)
-        return distinct([*best, safe_default(open_task), *self._borrowed(open_task)[:8], dict(task.template.naive)])
+        nearest = self._borrowed(open_task).get("nearest", [])[:8]
+        return distinct([*best, safe_default(open_task), *nearest, dict(task.template.naive)])
 
     def _opinion(self, task: Task, past: Search | None, configs: list[dict[str, int]], votes: Votes) -> np.ndarray:
         """The policy's part of the ranking, (n,): what it still sees to gain, less a bonus for what it proposes often."""
@@ -189,27 +207,34 @@ class PolicyStrategy:
             opinion -= self.settings.vote_weight * np.log1p(counts) / np.log1p(most)
         return opinion
 
-    def _custom(self, task: Task, configs: list[dict[str, int]]) -> np.ndarray:
-        """The known-good configs' part of the ranking, (n,): a bonus, most for the nearest workload's best."""
-        known = self._borrowed(task)
-        bonus = {config_key(task.template, c): 1 - i / len(known) for i, c in enumerate(known)}
-        return -self.settings.known_weight * np.array([bonus.get(config_key(task.template, c), 0.0) for c in configs])
-
     def _pick(self, task: Task, ranking: Ranking, history: Sequence[Measurement], n: int) -> list[dict[str, int]]:
-        """Greedy batch: the best by ranking and residual, then the best as if that had come out as expected, and so on."""
-        score, left = ranking.predicted + ranking.opinion, np.ones(len(ranking.configs), dtype=bool)
+        """Greedy batch: each turn's best, then the best as if that had come out as expected, and so on."""
+        place_in = {config_key(task.template, config): i for i, config in enumerate(ranking.configs)}
+        known = {
+            name: [place_in[key] for config in configs if (key := config_key(task.template, config)) in place_in]
+            for name, configs in self._borrowed(task).items()
+        }
+        left = np.ones(len(ranking.configs), dtype=bool)
         residual, picks = self._residual(task, history), []
         for place in range(min(n, len(ranking.configs))):
-            mean, doubt = residual.at(ranking.positions)
-            # The very first pick is what a user gets when nothing can be measured: no exploring there.
-            explore = self.settings.explore if place or history else 0.0
-            adapted = score + mean - explore * doubt if self.settings.use_residual else score
-            chosen = int(np.where(left, adapted, np.inf).argmin())
+            turn = self.settings.turns[(len(history) + place) % len(self.settings.turns)]
+            chosen = next((i for i in known.get(turn, []) if left[i]), None)
+            if chosen is None:
+                # The very first pick is what a user gets when nothing can be measured: no exploring there.
+                chosen = self._best(ranking, residual, left, self.settings.explore if place or history else 0.0)
             left[chosen] = False
             picks.append(ranking.configs[chosen])
             if self.settings.use_residual:
                 residual = residual.believing(ranking.positions[chosen])
         return with_default(task, picks, history)
+
+    def _best(self, ranking: Ranking, residual: Residual, left: np.ndarray, explore: float) -> int:
+        """The best candidate left by ranking and, where it is used, residual."""
+        score = ranking.predicted + ranking.opinion
+        if self.settings.use_residual:
+            mean, doubt = residual.at(ranking.positions)
+            score = score + mean - explore * doubt
+        return int(np.where(left, score, np.inf).argmin())
 
     def _residual(self, task: Task, history: Sequence[Measurement]) -> Residual:
         """The cost model's errors at what was measured and has a time."""

@@ -20,7 +20,7 @@ class ResidualSettings:
     alike. noise: spread of a measurement round what can be explained.
     """
 
-    sd: float = 0.1
+    sd: float = 0.2
     reach: float = 2.0
     noise: float = 0.02
 
