@@ -165,7 +165,7 @@ def test_measurements_are_shared_out_among_the_rankings_in_turn():
     assert picks[1] == next(c for c in nearest if c != best)
     assert picks[2] == next(c for c in average if c not in picks[:2])
     history = [ok(at, config, 50.0) for config in picks]
-    alone = strategy(turns=["ranking"], use_residual=False, explore=0.0)  # type: ignore[arg-type]
+    alone = replace(turns, settings=replace(turns.settings, turns=["ranking"]))
     assert turns.propose(at, history, 1, np.random.default_rng(1)) == alone.propose(at, history, 1, np.random.default_rng(1))
 
 
