@@ -133,12 +133,16 @@ class Tuner:
         pool = MeasuredWorld(self.ledger, workload).pool
         return Task(self.template, workload, self.ledger.device, None if pool is None else tuple(pool))
 
-    def time_us(self, task: Task, config: Config, origin: Origin) -> float | None:
-        """Measured time of one config; None for a failure, and where a closed world lacks that very config."""
-        fixed = space.canonical_config(self.template, config)
-        if task.pool is not None and fixed not in task.pool:
-            return None
-        return next(self.ledger.measure([Candidate(task.workload, fixed, origin)])).time_us
+    def times_us(self, asked: Sequence[tuple[Workload, Config, Origin]]) -> list[float | None]:
+        """Measured times, all asked for at once so that they compile side by side.
+
+        None for a failure, and where a closed world lacks that very config.
+        """
+        candidates = [Candidate(w, space.canonical_config(self.template, config), origin) for w, config, origin in asked]
+        pools = {w: self.task(w).pool for w, _, _ in asked}
+        there = [c for c in candidates if (pool := pools[c.workload]) is None or c.config in pool]
+        times = iter([m.time_us for m in self.ledger.measure(there)])
+        return [next(times) if c in there else None for c in candidates]
 
     def left(self) -> int:
         """Measurements left, less what the table at the end may take."""
@@ -156,7 +160,7 @@ class Tuner:
         n = min(settings.episodes, (self.left() - len(starts) - 1) // settings.episode.measurements)
         if n < 1:
             return 0
-        naive_us = self.time_us(task, self.template.naive, "naive")
+        (naive_us,) = self.times_us([(workload, self.template.naive, "naive")])
         world = MeasuredWorld(self.ledger, workload, None if naive_us is None else float(np.log(naive_us)))
         chosen = [starts[i % len(starts)] for i in range(n)]
         guide = Remembered(self.model, self.template)
@@ -222,7 +226,7 @@ def finetune(tuner: Tuner, folder: Path, advance: Advance = lambda n, note: None
         log.info("round %d: %d measurements, mean gain %.3f", tuner.round, len(tuner.ledger.spent), gain)
     tuner.refit(len(tuner.ledger.spent))
     spent = len(tuner.ledger.spent)
-    lines = [line(tuner, workload, before[str(workload)]) for workload in tuner.tabled()]
+    lines = table_after(tuner, before)
     advance(len(tuner.ledger.spent) - spent, "")
     tuner.policy.save(folder / "policy")
     tuner.model.save(folder / "cost_model")
@@ -237,22 +241,24 @@ Before = dict[str, list[float | None]]
 
 def table_before(tuner: Tuner, advance: Advance) -> Before:
     """Measure naive, expert and the pick of the policy as it came."""
-    before: Before = {}
-    for workload in tuner.tabled():
-        spent, task = len(tuner.ledger.spent), tuner.task(workload)
-        naive = tuner.time_us(task, tuner.template.naive, "naive")
-        expert = tuner.time_us(task, tuner.template.expert(workload), "expert")
-        before[str(workload)] = [naive, expert, tuner.time_us(task, tuner.pick(workload), "policy")]
-        advance(len(tuner.ledger.spent) - spent, "before")
-    return before
+    workloads, spent = tuner.tabled(), len(tuner.ledger.spent)
+    naive = tuner.times_us([(w, tuner.template.naive, "naive") for w in workloads])
+    expert = tuner.times_us([(w, tuner.template.expert(w), "expert") for w in workloads])
+    picked = tuner.times_us([(w, tuner.pick(w), "policy") for w in workloads])
+    advance(len(tuner.ledger.spent) - spent, "before")
+    return {str(w): list(times) for w, *times in zip(workloads, naive, expert, picked, strict=True)}
 
 
-def line(tuner: Tuner, workload: Workload, before: list[float | None]) -> Line:
-    """A workload's line: the pick of the policy as it is now, and the best of all that was measured there."""
-    after = tuner.time_us(tuner.task(workload), tuner.pick(workload), "policy")
-    times = [m.time_us for m in tuner.ledger.paid() if m.workload == workload and m.time_us is not None]
-    naive, expert, first = before
-    return Line(str(workload), split.split_of(workload), naive, expert, first, after, min(times, default=None))
+def table_after(tuner: Tuner, before: Before) -> list[Line]:
+    """A line per workload: the pick of the policy as it is now, and the best of all that was measured there."""
+    workloads = tuner.tabled()
+    after = tuner.times_us([(w, tuner.pick(w), "policy") for w in workloads])
+    lines = []
+    for w, after_us in zip(workloads, after, strict=True):
+        times = [m.time_us for m in tuner.ledger.paid() if m.workload == w and m.time_us is not None]
+        naive, expert, first = before[str(w)]
+        lines.append(Line(str(w), split.split_of(w), naive, expert, first, after_us, min(times, default=None)))
+    return lines
 
 
 def checkpoint(tuner: Tuner, folder: Path, before: Before, seconds: float) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from cost_model.model import CostModel
 from pipeline import config, worlds
 from pipeline.pretraining import pretrain
-from pipeline.runs import Run, progress, stage
+from pipeline.runs import Run, stage
 from pipeline.tables import table
 from pipeline.training_rows import training_rows
 from templates.template import load_template
@@ -21,9 +21,7 @@ def main(settings: config.Settings, run: Run) -> None:
     device = worlds.recorded_device(recorded, settings.gpu)
     frame = training_rows(template, device, settings.gpu.recorded, [recorded, config.path(settings.data_dir)])
     model = CostModel.load(run.need("fit") / "cost_model")
-    wanted = settings.pretrain
-    with progress(wanted.searches, "simulating") as simulating, progress(wanted.iql.steps, "learning") as learning:
-        result = pretrain(frame, model, device, wanted, settings.seed, run.folder, simulating.advance, learning.advance)
+    result = pretrain(frame, model, device, settings.pretrain, settings.seed, run.folder)
     rows = [[name, f"{gain:.3f}", f"{np.exp(gain):.2f}x"] for name, gain in result.gains.items()]
     print(table(["a search in a fresh simulated world", "gain, log time", "faster than its start"], rows))
     run.write_summary(

@@ -4,6 +4,7 @@ import csv
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from pipeline.policy.iql_settings import IqlSettings
 from pipeline.policy.reward import RewardSettings
 from pipeline.policy.state import Layout
 from pipeline.policy.world import Remembered, SimulatedWorld, TimeModel, WorldSettings
+from pipeline.progress import Progress, progress
 from pipeline.strategies.known_good import KnownGood, borrowed, known_good
 from templates import space
 from templates.errors import InputError
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pretrain")
 Advance = Callable[[int, str], None]
+Show = Callable[[int, str], AbstractContextManager[Progress]]
+"""Opens a display of progress over a number of units of work of one kind."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +248,7 @@ def pretrain(
     settings: PretrainSettings,
     seed: int,
     folder: Path,
-    simulating: Advance = lambda n, note: None,
-    learning: Advance = lambda n, note: None,
+    show: Show = progress,
 ) -> PretrainResult:
     """Simulate, learn, look at what was learnt. `frame`: measured rows of training workloads only (known-good configs, shapes).
 
@@ -260,14 +263,16 @@ def pretrain(
             raise InputError(f"pretrain was given rows of {workload}, which is for evaluation: pass training rows only")
     simulator = Simulator(template, model, device, known_good(frame, template, top=8), train, settings, seed)
     started = time.monotonic()
-    episodes = simulate(simulator, folder / "episodes", simulating)
+    with show(settings.searches, "simulating") as bar:
+        episodes = simulate(simulator, folder / "episodes", bar.advance)
     simulated = time.monotonic()
     if (folder / "policy" / "policy.json").exists():
         policy = Policy.load(folder / "policy")
     else:
         taught = [str(workload) for workload in train]
         policy = Policy.create(simulator.layout, action.vocabulary(), settings.iql, episodes.states, seed, taught)
-    losses = learn(policy, episodes, settings, seed, folder, learning)
+    with show(settings.iql.steps, "learning") as bar:
+        losses = learn(policy, episodes, settings, seed, folder, bar.advance)
     seconds = {"simulating": simulated - started, "learning": time.monotonic() - simulated}
     gains = gains_of(simulator, {"random": Blind(), "greedy": NoisyGreedy(noise=0.02), "policy": Acting(policy, samples=4)})
     return PretrainResult(policy, episodes, losses, gains, seconds)

@@ -86,8 +86,8 @@ def test_watched_shapes_are_not_learnt_from(tmp_path, monkeypatch):
 
 
 def test_replay_answers_from_recorded_rows_only(tmp_path):
-    recorded = measured_frame(40, (SMALL, LARGE, *WATCHED))
-    made = tuner(tmp_path, Replay(recorded, H200))
+    recorded = measured_frame(30, (SMALL, LARGE, *WATCHED))
+    made = tuner(tmp_path, Replay(recorded, H200), replace(SETTINGS, measurements=30))
     result = finetune(made, tmp_path)
     rows = store.load(tmp_path / "measurements")
     assert result.rounds >= 1 and set(rows["source"]) == {"replay"} and "illegal" not in set(rows["status"])
@@ -155,7 +155,7 @@ def test_ledger_counts_what_is_asked_and_asks_once(tmp_path):
 
     made = tuner(tmp_path, Counting(H200))
     for _ in range(2):
-        made.time_us(made.task(SMALL), TEMPLATE.naive, "naive")
+        made.times_us([(SMALL, TEMPLATE.naive, "naive")])
     assert asked == [str(SMALL)] and len(made.ledger.spent) == 1
     again = Ledger(FakeMeasurer(H200), tmp_path / "measurements")
     assert not again.spent and next(iter(again.rows.values())).workload == Workload.parse(str(SMALL))

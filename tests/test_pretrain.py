@@ -15,6 +15,7 @@ from datasets.device import H200
 from pipeline.policy.env import EpisodeSettings
 from pipeline.policy.iql import Policy
 from pipeline.pretraining import PretrainSettings, pretrain, synthetic
+from pipeline.progress import Progress
 from templates.errors import InputError
 from tests.policy_world import TEMPLATE, TINY, measured_frame
 
@@ -60,16 +61,14 @@ def test_killed_run_continues_to_the_same_policy(tmp_path):
     class Killed(Exception):
         pass
 
-    steps = 0
-
-    def kill(n: int, note: str) -> None:
-        nonlocal steps
-        steps += n
-        if steps > 25:
-            raise Killed
+    class Killing(Progress):
+        def advance(self, n: int = 1, note: str = "") -> None:
+            super().advance(n, note)
+            if self.what == "learning" and self.done > 25:
+                raise Killed
 
     with pytest.raises(Killed):
-        pretrain(frame(), model(), H200, SETTINGS, 0, tmp_path / "killed", learning=kill)
+        pretrain(frame(), model(), H200, SETTINGS, 0, tmp_path / "killed", show=Killing)
     assert json.loads((tmp_path / "killed" / "policy" / "policy.json").read_text())["steps"] == 20
     (tmp_path / "killed" / "episodes" / "chunk-00002.npz").unlink()  # and half of the simulation was lost too
     run(tmp_path / "killed")

@@ -76,10 +76,19 @@ def test_each_part_can_be_switched_off(off, closed):
 
 def test_the_cost_model_alone_ranks_by_its_mean():
     at = task(True)
-    alone = strategy(use_policy=False, use_known_good=False, use_residual=False)
+    alone = strategy(use_policy=False, use_known_good=False, use_residual=False, pessimism=0.0)  # type: ignore[arg-type]
     assert at.pool is not None
     times = Formula().log_time(LARGE, columns_of(list(at.pool), TEMPLATE.names), H200).mean(axis=0)
     assert alone.propose(at, [], 3, np.random.default_rng(0)) == [at.pool[i] for i in np.argsort(times)[:3]]
+
+
+def test_pessimism_passes_over_what_the_members_disagree_about():
+    at = task(True)
+    assert at.pool is not None
+    members = Formula().log_time(LARGE, columns_of(list(at.pool), TEMPLATE.names), H200)
+    wary = strategy(use_policy=False, use_known_good=False, use_residual=False, pessimism=3.0)  # type: ignore[arg-type]
+    expected = (members.mean(axis=0) + 3.0 * members.std(axis=0)).argmin()
+    assert wary.propose(at, [], 1, np.random.default_rng(0)) == [at.pool[expected]]
 
 
 def test_measurements_change_its_mind():
@@ -161,10 +170,10 @@ def test_measurements_are_shared_out_among_the_rankings_in_turn():
     ranking = turns.rank(at, [], np.random.default_rng(0))
     best = ranking.configs[int((ranking.predicted + ranking.opinion).argmin())]
     picks = turns.propose(at, [], 3, np.random.default_rng(0))
-    assert picks[0] == best
-    assert picks[1] == next(c for c in nearest if c != best)
+    assert picks[0] == nearest[0]
+    assert picks[1] == best != nearest[0]
     assert picks[2] == next(c for c in average if c not in picks[:2])
-    history = [ok(at, config, 50.0) for config in picks]
+    history = [ok(at, config, 50.0) for config in [*picks, nearest[1]]]  # the ranking's turn again
     alone = replace(turns, settings=replace(turns.settings, turns=["ranking"]))
     assert turns.propose(at, history, 1, np.random.default_rng(1)) == alone.propose(at, history, 1, np.random.default_rng(1))
 

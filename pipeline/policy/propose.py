@@ -38,9 +38,11 @@ class ProposeSettings:
     """use_*: the parts. rollouts: sampled edit sequences per decision, at most `steps` edits each, `samples` draws per edit.
 
     evaluations: configs that the cost model's own search scores in an open world, from `random_starts` draws and `known_good`
-    borrowed configs of either kind. In log time: value_weight, what one unit of the policy's prospects counts; vote_weight,
-    what the most often proposed config gains. explore: standard deviations of the residual by which an unexplored candidate
-    is favoured. turns: which ranking chooses a task's first, second, ... measurement, over and over.
+    borrowed configs of either kind. pessimism: standard deviations of the ensemble that its mean is raised by: an optimum that
+    only some members believe in is one of the model's errors rather than the GPU's. In log time: value_weight, what one unit of
+    the policy's prospects counts; vote_weight, what the most often proposed config gains. explore: standard deviations of the
+    residual by which an unexplored candidate is favoured. turns: which ranking chooses a task's first, second, ...
+    measurement, over and over.
     """
 
     use_policy: bool = True
@@ -53,10 +55,11 @@ class ProposeSettings:
     evaluations: int = 1024
     random_starts: int = 256
     known_good: int = 16
+    pessimism: float = 1.0
     value_weight: float = 0.1
     vote_weight: float = 0.02
     explore: float = 0.5
-    turns: list[str] = field(default_factory=lambda: ["ranking", "nearest", "one_config"])
+    turns: list[str] = field(default_factory=lambda: ["nearest", "ranking", "one_config"])
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
     def __post_init__(self) -> None:
@@ -140,15 +143,18 @@ class PolicyStrategy:
     def _score(self, task: Task, configs: Sequence[dict[str, int]]) -> np.ndarray:
         return self._surcharged(task, columns_of(list(configs), task.template.names))
 
+    def _by_member(self, task: Task, columns: dict[str, np.ndarray]) -> np.ndarray:
+        return np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float)
+
     def _mean(self, task: Task, columns: dict[str, np.ndarray]) -> np.ndarray:
-        by_member = np.asarray(self.model.log_time(task.workload, columns, task.device), dtype=float)
-        mean: np.ndarray = by_member.mean(axis=0)
+        mean: np.ndarray = self._by_member(task, columns).mean(axis=0)
         return mean
 
     def _surcharged(self, task: Task, columns: dict[str, np.ndarray]) -> np.ndarray:
-        """Predicted log time with the chance of failure as a surcharge: log(t) - log(1 - p)."""
+        """Predicted log time with the members' disagreement and the chance of failure, log(1 - p), as surcharges."""
+        by_member = self._by_member(task, columns)
         risk = np.clip(self.model.failure_probability(task.workload, columns, task.device), 0.0, 0.95)
-        surcharged: np.ndarray = self._mean(task, columns) - np.log1p(-risk)
+        surcharged: np.ndarray = by_member.mean(axis=0) + self.settings.pessimism * by_member.std(axis=0) - np.log1p(-risk)
         return surcharged
 
     def _borrowed(self, task: Task) -> dict[str, list[dict[str, int]]]:
