@@ -2,7 +2,7 @@
 `python -m pipeline.evaluate evaluate.seeds=10 evaluate.methods=[random,policy]`.
 
 Replays recorded timings where there is no GPU, measures live where there is one. Leaves summary.json, tables.md, seeds.parquet,
-regret.png and, live, the measurements in its run folder.
+regret.png, regret.svg and, live, the measurements in its run folder.
 """
 
 import json
@@ -198,7 +198,7 @@ def report(
         text += f"\nno time for (evaluate.budget_s): {', '.join(map(str, result.left_out))}\n"
     (run.folder / "tables.md").write_text(text)
     write_seed_records(result.picks, result.yardsticks, measurer.source, run.folder / "seeds.parquet")
-    draw_regret(result.regret, run.folder / "regret.png", f"{template.op}: {seeds}")
+    draw_regret(result.regret, run.folder, f"{template.op}: {seeds}")
     run.write_summary(
         {
             "world": world,

@@ -15,8 +15,8 @@ FLOOR = 1e-3
 """Regrets below a thousandth are drawn as one: the axis is logarithmic, and timing cannot tell them apart."""
 
 
-def draw_regret(regret: Mapping[str, np.ndarray], path: Path, title: str) -> None:
-    """Mean regret against the number of measurements, one line per method, as a PNG.
+def draw_regret(regret: Mapping[str, np.ndarray], folder: Path, title: str) -> None:
+    """Mean regret against the number of measurements, one line per method, as regret.png and regret.svg in the folder.
 
     `regret[method]` has shape (measurements + 1, trials): 1 - fraction of the best known after 0, 1, 2, ... measurements.
     """
@@ -30,5 +30,6 @@ def draw_regret(regret: Mapping[str, np.ndarray], path: Path, title: str) -> Non
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3, which="both")
     axes.legend(loc="upper right", fontsize="small", ncols=2)
-    figure.savefig(path, dpi=130)
+    figure.savefig(folder / "regret.png", dpi=130)
+    figure.savefig(folder / "regret.svg", metadata={"Date": None})
     plt.close(figure)

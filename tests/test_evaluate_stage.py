@@ -80,7 +80,7 @@ def test_a_replay_leaves_records_tables_seeds_and_a_picture(place: Path, capsys:
     naive = [r for r in records if r["method"] == "naive"]
     assert all(r["speedup_over_naive"] == pytest.approx(1.0) for r in naive)
     assert set(summary["best_known"]) == {str(w) for w in TEST}
-    assert (folder / "regret.png").stat().st_size > 10_000
+    assert (folder / "regret.png").stat().st_size > 10_000 and "<svg" in (folder / "regret.svg").read_text()
     assert len(pd.read_parquet(folder / "seeds.parquet")) == 2 * (8 * 3 * 2 + 1)
     printed = capsys.readouterr().out
     assert "replays recorded NVIDIA H200 timings" in printed and "best known" in printed and str(folder.resolve()) in printed
