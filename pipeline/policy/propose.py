@@ -56,10 +56,10 @@ class ProposeSettings:
     random_starts: int = 256
     known_good: int = 16
     pessimism: float = 1.0
-    value_weight: float = 0.1
-    vote_weight: float = 0.02
+    value_weight: float = 0.01
+    vote_weight: float = 0.01
     explore: float = 0.5
-    turns: list[str] = field(default_factory=lambda: ["nearest", "ranking", "one_config"])
+    turns: list[str] = field(default_factory=lambda: ["ranking", "nearest", "one_config"])
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
     def __post_init__(self) -> None:
