@@ -170,10 +170,10 @@ def test_measurements_are_shared_out_among_the_rankings_in_turn():
     ranking = turns.rank(at, [], np.random.default_rng(0))
     best = ranking.configs[int((ranking.predicted + ranking.opinion).argmin())]
     picks = turns.propose(at, [], 3, np.random.default_rng(0))
-    assert picks[0] == nearest[0]
-    assert picks[1] == best != nearest[0]
+    assert picks[0] == best
+    assert picks[1] == next(c for c in nearest if c != best)
     assert picks[2] == next(c for c in average if c not in picks[:2])
-    history = [ok(at, config, 50.0) for config in [*picks, nearest[1]]]  # the ranking's turn again
+    history = [ok(at, config, 50.0) for config in picks]  # the ranking's turn again
     alone = replace(turns, settings=replace(turns.settings, turns=["ranking"]))
     assert turns.propose(at, history, 1, np.random.default_rng(1)) == alone.propose(at, history, 1, np.random.default_rng(1))
 
