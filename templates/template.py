@@ -107,7 +107,7 @@ class Template:
         """Knobs by name."""
         return {knob.name: knob for knob in self.knobs}
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Knob names in the template's order."""
         return tuple(knob.name for knob in self.knobs)
