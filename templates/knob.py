@@ -48,11 +48,13 @@ def parse_config(text: str) -> dict[str, int]:
     """Read `knob=value,...`; InputError where a part is not of that form."""
     config: dict[str, int] = {}
     for part in text.split(",") if text else []:
-        name, _, value = part.partition("=")
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name in config:
+            raise InputError(f"config: knob {name!r} is given twice")
         try:
-            config[name.strip()] = int(value)
+            config[name] = int(value)
         except ValueError:
-            raise InputError(f"config part {part!r}: write knob=integer, e.g. block_m=64") from None
+            raise InputError(f"config part {part[:80]!r}: write knob=integer, e.g. block_m=64") from None
     return config
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from templates.errors import InputError
 
-_TEXT = re.compile(r"(?P<op>\w+)/(?P<dtype>\w+)/(?P<dims>\w+=-?\d+(,\w+=-?\d+)*)")
+_TEXT = re.compile(r"(?P<op>\w+)/(?P<dtype>\w+)/(?P<dims>\w+=-?[0-9]{1,18}(,\w+=-?[0-9]{1,18})*)")
+LARGEST = 2**31 - 1  # kernels take extents as int32
 
 
 @dataclass(frozen=True, order=True)
@@ -21,8 +22,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name, extent in self.dims:
-            if extent < 1:
-                raise InputError(f"workload {self}: {name}={extent} is not a size; use 1 or more")
+            if not 1 <= extent <= LARGEST:
+                raise InputError(f"workload {self}: {name}={extent} is not a size; use 1 to {LARGEST}")
+        if len({name for name, _ in self.dims}) < len(self.dims):
+            raise InputError(f"workload {self}: a dimension is given twice")
 
     def __getitem__(self, name: str) -> int:
         for dim, extent in self.dims:
