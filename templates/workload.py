@@ -41,6 +41,6 @@ class Workload:
         """Read the text form; InputError where it is not one."""
         match = _TEXT.fullmatch(text.strip())
         if match is None:
-            raise InputError(f"workload {text!r}: write it as op/dtype/NAME=EXTENT,..., e.g. matmul/f32/M=64,N=64,K=64")
+            raise InputError(f"workload {text[:80]!r}: write it as op/dtype/NAME=EXTENT,..., e.g. matmul/f32/M=64,N=64,K=64")
         pairs = (part.split("=") for part in match["dims"].split(","))
         return Workload(match["op"], match["dtype"], tuple((name, int(extent)) for name, extent in pairs))
