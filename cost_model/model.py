@@ -47,6 +47,11 @@ class CostModelSettings:
     def __post_init__(self) -> None:
         if min(self.members, self.trees, self.depth) < 1:
             raise InputError("cost model: members, trees and depth must be 1 or more")
+        shares = (self.learning_rate, self.subsample, self.colsample)
+        if not all(0 < share <= 1 for share in shares) or self.min_child_weight < 0 or self.max_bin < 2:
+            raise InputError(
+                "cost model: learning_rate, subsample and colsample lie in (0, 1], min_child_weight from 0, max_bin from 2 up"
+            )
 
 
 @dataclass(frozen=True)
@@ -127,9 +132,9 @@ class CostModel:
         """Write UBJ trees, the training set for `refit` as plain arrays, and model.json; nothing is pickled."""
         folder.mkdir(parents=True, exist_ok=True)
         for i, member in enumerate(self.members):
-            member.save_model(folder / f"member-{i}.ubj")
+            (folder / f"member-{i}.ubj").write_bytes(member.save_raw("ubj"))  # ours to write: a full disk is an OSError
         if self.failures is not None:
-            self.failures.save_model(folder / "failures.ubj")
+            (folder / "failures.ubj").write_bytes(self.failures.save_raw("ubj"))
         arrays: Any = self.data.arrays()
         np.savez_compressed(folder / "training.npz", **arrays)
         about = {

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from templates.errors import InputError
 from templates.template import Limits
 
 
@@ -52,10 +53,12 @@ class Device:
 
     @staticmethod
     def load(path: Path) -> "Device":
-        """Read what `save` wrote."""
-        fields = json.loads(path.read_text())
-        fields["compute_capability"] = tuple(fields["compute_capability"])
-        return Device(**fields)
+        """Read what `save` wrote; InputError for a file that is something else."""
+        try:
+            fields = json.loads(path.read_text())
+            return Device(**{**fields, "compute_capability": tuple(fields["compute_capability"])})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}: no description of a GPU ({type(error).__name__}); restore it or collect again") from error
 
 
 H200 = Device(

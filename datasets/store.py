@@ -54,7 +54,8 @@ def write(table: pa.Table, path: Path, level: int = 3) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd", compression_level=level, use_dictionary=True)
+            pq.write_table(table, file, compression="zstd", compression_level=level, use_dictionary=True,
+                           write_page_checksum=True)  # fmt: skip
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -102,9 +103,10 @@ def load(roots: Path | Sequence[Path], op: str | None = None, gpu: str | None = 
 def read(path: Path) -> pa.Table:
     """One file with all its columns; the config text of shipped files is rebuilt from the knobs."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check_version(path, file.schema_arrow)
             table = file.read()
+        _check_types(table)
     except (pa.ArrowException, OSError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: damaged or not Parquet ({reason}); delete it, the rows are measured again") from error
@@ -118,6 +120,13 @@ def _check_version(path: Path, found: pa.Schema) -> None:
     names = {column.name for column in COLUMNS} - {"config", "samples_us"}
     if missing := names - set(found.names):
         raise InputError(f"{path}: column {sorted(missing)[0]} is missing; delete the file, the rows are measured again")
+
+
+def _check_types(table: pa.Table) -> None:
+    """ArrowInvalid for a column of another type than the schema's."""
+    for column in COLUMNS:
+        if column.name in table.column_names and not (found := table.schema.field(column.name).type).equals(column.kind):
+            raise pa.ArrowInvalid(f"column {column.name} is {found}, not {column.kind}")
 
 
 def _with_config(table: pa.Table) -> pa.Table:

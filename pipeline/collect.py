@@ -97,6 +97,8 @@ def check(frame: pd.DataFrame, template: Template, device: Device) -> None:
     if unknown := set(frame["status"]) - set(STATUSES):
         raise InputError(f"recorded rows with the unknown status {sorted(unknown)[0]!r}: collect again")
     ours = frame[(frame["status"] == "ok") & (frame["origin"] != "vendor") & (frame["template_version"] == template.version)]
+    if missing := {f"knob_{name}" for name in template.names} - set(frame.columns):
+        raise InputError(f"recorded rows lack the column {sorted(missing)[0]}: restore the recording or collect again")
     for text, group in ours.groupby("workload"):
         columns = {name: group[f"knob_{name}"].to_numpy(dtype=np.int64) for name in template.names}
         illegal = ~space.legal(template, columns, Workload.parse(str(text)), device.limits)

@@ -23,6 +23,7 @@ from pipeline.progress import Progress
 from pipeline.search import GuidedSearch, GuidedSettings
 from pipeline.strategy import Task
 from templates import space
+from templates.errors import InputError
 from templates.knob import Config, columns_of
 from templates.template import Template
 from templates.workload import Workload
@@ -52,6 +53,10 @@ class CollectSettings:
     vendor: bool = True
     budget_s: float = 900.0
     guide: GuidedSettings = field(default_factory=GuidedSettings)
+
+    def __post_init__(self) -> None:
+        if min(self.random, self.guided, self.budget_s) < 0 or self.batch < 1 or not 0 <= self.reuse <= 1:
+            raise InputError("collect: random, guided and budget_s from 0, batch from 1 up, reuse from 0 to 1")
 
 
 @dataclass

@@ -69,6 +69,10 @@ class Settings:
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
 
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed={self.seed}: use 0 or more")
+
 
 def path(text: str) -> Path:
     """A path of the settings: relative ones start at the repository."""

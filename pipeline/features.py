@@ -71,6 +71,9 @@ def main(arguments: Sequence[str]) -> int:
     except InputError as error:
         print(f"features: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("features: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

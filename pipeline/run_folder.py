@@ -1,6 +1,7 @@
 """A run's folder on disk: found or made, locked, marked, logged to; and how the process may be stopped meanwhile."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pipeline.versions import ROOT
+from templates.errors import InputError
 
 OWN_FILES = {"config.yaml", "versions.json", "log.txt", "state.json", "run.lock"}
 """What is there before the stage has done anything."""
@@ -25,13 +27,21 @@ TRACEBACK = "traceback"
 def write_json(target: Path, content: Mapping[str, Any]) -> None:
     """Write JSON under a temporary name, then rename: a killed run leaves the old file or the new one."""
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n")
+    with scratch.open("w") as file:
+        file.write(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     scratch.replace(target)
 
 
 def find_or_make(parent: Path, config: str | None) -> tuple[Path, TextIO, bool]:
     """(folder, its lock, resumed): the newest unfinished run with this config that nobody works in, else a new folder."""
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(f"{parent}: cannot be made ({error.strerror}); set outputs_dir to a folder of yours") from error
     if config is not None:
         for folder in sorted((f for f in parent.iterdir() if f.is_dir() and not f.is_symlink()), reverse=True):
             if unfinished(folder, config) and (lock := take(folder)) is not None:
@@ -51,7 +61,10 @@ def unfinished(folder: Path, config: str) -> bool:
     state, written = folder / "state.json", folder / "config.yaml"
     if not state.exists() or not written.exists() or written.read_text() != config:
         return False
-    return bool(json.loads(state.read_text())["state"] != "complete")
+    try:
+        return bool(json.loads(state.read_text())["state"] != "complete")
+    except (ValueError, KeyError, TypeError):  # cut off by a power failure: it did not end well
+        return True
 
 
 def take(folder: Path) -> TextIO | None:
@@ -78,6 +91,7 @@ def logged(folder: Path) -> Iterator[None]:
     """Everything to log.txt; our own decisions, and others' warnings, also to stderr."""
     root = logging.getLogger()
     file = logging.FileHandler(folder / "log.txt")
+    file.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk is told once, by the stage
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     console = logging.StreamHandler(sys.stderr)
     console.setFormatter(logging.Formatter("%(name)s: %(message)s"))

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from templates.errors import InputError
+
 
 @dataclass(frozen=True)
 class BuildSettings:
@@ -19,6 +21,10 @@ class BuildSettings:
     limit_s: float = 30.0
     slow_compile_s: float = 3.0
     set_aside_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1 or self.limit_s <= 0:
+            raise InputError("farm.build: jobs must be 1 or more, limit_s above 0")
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class TimingSettings:
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """mode: "auto" and "shared" observe; "dedicated" locks the SM clock at lock_mhz and restores it afterwards.
+    """mode: "auto" and "shared" observe, "replay" times nothing; "dedicated" locks the SM clock at lock_mhz and restores it
+    afterwards.
 
     allow_unlocked: go on, observing, where locking is not permitted. CUDA_AGENT_CLOCKS=observe in the environment wins.
     """
@@ -55,6 +62,10 @@ class ClockSettings:
     mode: str = "auto"
     lock_mhz: int = 1500
     allow_unlocked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "shared", "dedicated", "replay"):
+            raise InputError(f"farm.clocks.mode={self.mode}: use auto, shared, dedicated or replay")
 
 
 @dataclass(frozen=True)
