@@ -18,6 +18,8 @@ export OMP_WAIT_POLICY = PASSIVE
 export PYTHONUNBUFFERED = 1
 MAKEFLAGS += --no-print-directory
 
+$(if $(word 2,$(OUTPUTS))$(word 2,$(VENV)),$(error OUTPUTS and VENV: paths without spaces, please))
+
 .DEFAULT_GOAL := help
 .PHONY: help setup $(STAGES) features test lint format clean
 

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -153,18 +154,18 @@ class CostModel:
     def load(folder: Path, threads: int | None = None) -> "CostModel":
         """Read what `save` wrote. InputError where it is missing, damaged, or made for other features or another template."""
         about = _about(folder)
-        settings = CostModelSettings(**about["settings"])
-        settings = settings if threads is None else replace(settings, threads=threads)
         try:
+            settings = CostModelSettings(**about["settings"])
+            settings = settings if threads is None else replace(settings, threads=threads)
             members = tuple(_booster(folder / f"member-{i}.ubj", settings) for i in range(settings.members))
             failures = _booster(folder / "failures.ubj", settings) if about["failures"] else None
             with np.load(folder / "training.npz", allow_pickle=False) as arrays:
                 means = [(Workload.parse(text), mean) for text, mean in about["means"].items()]
                 data = TrainingSet.of_arrays(arrays, means)
-        except (xgb.core.XGBoostError, OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[-1]
+            return CostModel(load_template(about["op"]), settings, members, failures, data, int(about["seed"]))
+        except (xgb.core.XGBoostError, OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"{folder}: damaged cost model ({reason}); run `make fit` again") from error
-        return CostModel(load_template(about["op"]), settings, members, failures, data, about["seed"])
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -173,8 +174,10 @@ def _about(folder: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads((folder / "model.json").read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: no cost model here; run `make fit`") from error
-    if about.get("format") != FORMAT:
-        raise InputError(f"{folder}: cost model format {about.get('format')}, this program reads {FORMAT}; run `make fit` again")
+    if not isinstance(about, dict) or not {"format", "op", "template_version", "features"} <= about.keys():
+        raise InputError(f"{folder}: damaged cost model (model.json); run `make fit` again")
+    if about["format"] != FORMAT:
+        raise InputError(f"{folder}: cost model format {about['format']}, this program reads {FORMAT}; run `make fit` again")
     template = load_template(about["op"])
     if about["template_version"] != template.version:
         raise InputError(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Episodes:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 return Episodes(**{field.name: stored[field.name] for field in fields(Episodes)})
-        except (ValueError, KeyError, EOFError, OSError) as error:
+        except (ValueError, KeyError, EOFError, OSError, BadZipFile) as error:
             raise InputError(f"episodes {path}: cannot be read ({error}); delete the file and run the stage again") from error
 
 

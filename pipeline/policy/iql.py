@@ -203,14 +203,18 @@ class Policy:
             tensors = load_file(folder / "networks.safetensors")
         except Exception as error:  # safetensors raises its own type, which it does not export
             raise InputError(f"policy {folder}: cannot be read ({error}); run `make pretrain` again") from error
-        if about.get("format") != FORMAT:
-            raise InputError(f"policy {folder}: format {about.get('format')}, not {FORMAT}; run `make pretrain` again")
-        layout = Layout(**{name: tuple(value) for name, value in about["layout"].items()})
-        vocab = Vocabulary(tuple(about["knobs"]))
-        scaling = np.array(about["mean"]), np.array(about["scale"])
-        policy = Policy(layout, vocab, IqlSettings(**about["settings"]), *scaling, workloads=about["workloads"])
-        policy._restore(tensors)
-        policy.steps = int(tensors["steps"])
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise InputError(f"policy {folder}: not of format {FORMAT}; run `make pretrain` again")
+        try:
+            layout = Layout(**{name: tuple(value) for name, value in about["layout"].items()})
+            vocab = Vocabulary(tuple(about["knobs"]))
+            scaling = np.array(about["mean"]), np.array(about["scale"])
+            policy = Policy(layout, vocab, IqlSettings(**about["settings"]), *scaling, workloads=about["workloads"])
+            policy._restore(tensors)
+            policy.steps = int(tensors["steps"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"policy {folder}: damaged ({reason}); run `make pretrain` again") from error
         return policy
 
     def _state(self) -> dict[str, torch.Tensor]:
