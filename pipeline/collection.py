@@ -226,10 +226,10 @@ class Collector:
             self._save()
 
     def _save(self) -> None:
-        rows, self.unsaved = self.unsaved, []
         self.saved_at = time.monotonic()
-        if rows:
-            self.save(rows)
+        if self.unsaved:
+            self.save(self.unsaved)  # where this fails, they are kept for the next try
+            self.unsaved = []
 
 
 def interleaved(lists: Iterable[Sequence[Candidate]]) -> Iterator[Candidate]:

@@ -98,14 +98,16 @@ def _thaw(node: DictConfig) -> DictConfig:
 def compose_config(overrides: Sequence[str], conf: Path = CONF) -> DictConfig:
     """The composed config; InputError for an unknown key or option, a bad value, or an override that cannot be read."""
     for override in overrides:
-        if "=" not in override or override[0] in "+~-":
+        if "=" not in override or override[0] in "+~-=":
             raise InputError(f"override {override!r}: write key=value, e.g. seed=1 (see --help)")
     ConfigStore.instance().store(name="schema", node=schema())
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
             return compose("config", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
+    except InputError:
+        raise
+    except (HydraException, OmegaConfBaseException, TypeError, ValueError) as error:
         raise InputError(_explain(error, overrides)) from error
 
 

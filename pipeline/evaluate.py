@@ -47,6 +47,7 @@ def main(settings: config.Settings, run: Run) -> None:
     settings = without_vendor(settings, run)
     measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, template.op, run.folder)
     try:
+        run.stands_on(gpu=measurer.device.name, source=measurer.source, template=template.version)
         frame = known_rows(template, measurer.device, settings.gpu.recorded, [recorded, data])
         ingredients = gather(settings, template, measurer.device, frame, workloads, run)
         result = compete(ingredients, workloads, measurer, settings, frame, journal_of(run) if measurer.source == "gpu" else None)

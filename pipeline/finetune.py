@@ -28,6 +28,7 @@ def main(settings: config.Settings, run: Run) -> None:
     recorded = config.path(settings.recorded_dir)
     measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, template.op, run.folder)
     try:
+        run.stands_on(gpu=measurer.device.name, source=measurer.source, template=template.version)
         frame = training_rows(template, measurer.device, settings.gpu.recorded, [recorded, config.path(settings.data_dir)])
         lists = split.workloads(template.op)
         replayed = [w for w in lists["train"] + lists["validation"] if measurer.known(w) != []]

@@ -1,6 +1,5 @@
 """Fine-tuning: the policy searches for real, and learns from what it measures. The stage round it is `pipeline.finetune`."""
 
-import json
 import logging
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from pipeline.policy.env import EpisodeSettings, Scene, Search
 from pipeline.policy.propose import PolicyStrategy, ProposeSettings
 from pipeline.policy.reward import RewardSettings
 from pipeline.policy.world import MeasuredWorld, Remembered
+from pipeline.run_folder import read_json, write_json
 from pipeline.strategies.admission import admit
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
 from pipeline.strategy import Task
@@ -276,9 +276,7 @@ def checkpoint(tuner: Tuner, folder: Path, before: Before, seconds: float) -> No
         "seconds": seconds,
         "before": before,
     }
-    scratch = folder / ".checkpoint.tmp"
-    scratch.write_text(json.dumps(state))
-    scratch.replace(folder / "checkpoint.json")
+    write_json(folder / "checkpoint.json", state)
 
 
 def resume(tuner: Tuner, folder: Path) -> tuple[Before, float]:
@@ -288,7 +286,7 @@ def resume(tuner: Tuner, folder: Path) -> tuple[Before, float]:
     path = folder / "checkpoint.json"
     if not path.exists():
         return {}, 0.0
-    state = json.loads(path.read_text())
+    state = read_json(path)
     tuner.policy = Policy.load(folder / state["place"])
     tuner.round, tuner.idle_rounds = int(state["round"]), int(state["idle_rounds"])
     tuner.ledger.forget_after(int(state["spent"]))

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from pipeline.versions import ROOT
 from templates.errors import InputError
 
-OWN_FILES = {"config.yaml", "versions.json", "log.txt", "state.json", "run.lock"}
+OWN_FILES = {"config.yaml", "versions.json", "log.txt", "state.json", "run.lock", "stands_on.json"}
 """What is there before the stage has done anything."""
 
 TRACEBACK = "traceback"
@@ -32,6 +32,17 @@ def write_json(target: Path, content: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(target)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote; InputError for a file that was cut off or holds something else."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: damaged ({error}); delete it, or give resume=false to begin anew") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: damaged; delete it, or give resume=false to begin anew")
+    return content
 
 
 def find_or_make(parent: Path, config: str | None) -> tuple[Path, TextIO, bool]:

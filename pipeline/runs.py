@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 
 from pipeline.measure.nvcc import find_nvcc
 from pipeline.progress import progress
-from pipeline.run_folder import OWN_FILES, TRACEBACK, find_or_make, logged, point, terminate_as_interrupt, write_json
+from pipeline.run_folder import OWN_FILES, TRACEBACK, find_or_make, logged, point, read_json, terminate_as_interrupt, write_json
 from pipeline.versions import ROOT, versions
 from templates.errors import InputError
 
@@ -83,7 +83,20 @@ class Run:
         if found is None:
             raise InputError(f"{self.stage} needs a complete {stage} run under {self.outputs}: run `make {stage}` first")
         self.log.info("uses the %s run %s", stage, found)
+        self.stands_on(**{stage: found.name})
         return found
+
+    def stands_on(self, **facts: str) -> None:
+        """Note what the run builds on; InputError when the unfinished run in this folder was begun on something else."""
+        target = self.folder / "stands_on.json"
+        known = read_json(target) if target.exists() else {}
+        for name, value in facts.items():
+            if known.get(name, value) != value:
+                raise InputError(
+                    f"the unfinished run in {self.folder} was begun with {name} {known[name]}, now it is {value}: "
+                    "give resume=false to begin anew"
+                )
+        write_json(target, {**known, **facts})
 
 
 def latest(stage: str, outputs: Path = OUTPUTS) -> Path | None:

@@ -263,3 +263,40 @@ def test_progress_iterates_and_is_silent_when_short(capsys: pytest.CaptureFixtur
 
 def test_durations_read_like_a_clock() -> None:
     assert [duration(s) for s in (9, 75, 3700)] == ["9 s", "1 min 15 s", "1 h 01 min"]
+
+
+def test_a_run_begun_on_something_else_is_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = ["A", "B", "A"]
+
+    def work(settings: Settings, run: Run) -> None:
+        run.stands_on(gpu=gpu.pop(0))
+        (run.folder / "half.txt").write_text("half")
+        if len(gpu) == 2:
+            raise KeyboardInterrupt
+
+    assert run_stage(work, tmp_path) == 130
+    assert run_stage(work, tmp_path) == 2
+    assert "begun with gpu A, now it is B" in capsys.readouterr().err
+    assert run_stage(work, tmp_path) == 0
+    assert len(folders(tmp_path)) == 1
+
+
+def test_a_state_cut_off_by_a_power_failure_is_an_unfinished_run(tmp_path: Path) -> None:
+    assert run_stage(raising(KeyboardInterrupt()), tmp_path) == 130
+    (folders(tmp_path)[0] / "state.json").write_text("")
+    assert run_stage(lambda settings, run: None, tmp_path) == 0
+    assert len(folders(tmp_path)) == 1
+
+
+def test_an_outputs_dir_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert run_stage(lambda settings, run: None, tmp_path / "file") == 2
+    assert "cannot be made" in capsys.readouterr().err
+
+
+def test_damaged_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    for text in ("", "[1]", '{"a": '):
+        path.write_text(text)
+        with pytest.raises(InputError, match="checkpoint.json: damaged"):
+            run_folder.read_json(path)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from gym_notices import notices
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from datasets.episodes import Episodes
 from pipeline.policy.action import Vocabulary
@@ -176,7 +176,7 @@ class Policy:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.contiguous().clone() for name, value in self._state().items()}
         scratch = folder / ".networks.tmp"
-        save_file(tensors, scratch, metadata={"steps": str(self.steps)})
+        scratch.write_bytes(save(tensors, metadata={"steps": str(self.steps)}))  # ours to write: a full disk is an OSError
         scratch.replace(folder / "networks.safetensors")
         about = {
             "format": FORMAT,
