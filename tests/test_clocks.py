@@ -140,7 +140,8 @@ def test_an_exception_restores(nvml: Any) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_restore_and_a_killed_owner_is_cleaned_up_after(nvml: Any, tmp_path: Path, number: signal.Signals) -> None:
     owner = (
-        "import time, tests.fake_nvml as n\nfrom pipeline.measure.lock import *\n"
+        "import signal, time, tests.fake_nvml as n\nfrom pipeline.measure.lock import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs inherit it ignored
         "with ClockLock(ClockSettings('dedicated', 1500), ['x'], n):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen(
