@@ -21,6 +21,7 @@ from pipeline.policy.action import Vocabulary
 from pipeline.policy.iql_settings import IqlSettings
 from pipeline.policy.reward import RewardSettings, normalised
 from pipeline.policy.state import Layout
+from pipeline.run_folder import write_json
 from templates.errors import InputError
 
 notices.notices.clear()  # d3rlpy imports gym, which would print an advertisement for its successor
@@ -90,12 +91,6 @@ class Policy:
         noise = rng.standard_normal((len(states), n, self.vocab.size), dtype=np.float32)
         drawn: np.ndarray = np.clip(mean[:, None] + std * noise, -1, 1)
         return drawn
-
-    def log_prob(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Log density of actions (n, a) under the actor, up to a constant; float (n,)."""
-        mean, std = self._gaussian(states)
-        density: np.ndarray = -(0.5 * ((actions - mean) / std) ** 2 + np.log(std)).sum(axis=1)
-        return density
 
     def q(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """The critics' mean value of actions (n, a) in states (n, d); float (n,), in normalised reward."""
@@ -191,9 +186,7 @@ class Policy:
             "state": self.layout.names(),
             "action": self.vocab.names(),
         }
-        scratch = folder / ".policy.tmp"
-        scratch.write_text(json.dumps(about, indent=1) + "\n")
-        scratch.replace(folder / "policy.json")
+        write_json(folder / "policy.json", about)
 
     @staticmethod
     def load(folder: Path) -> "Policy":
