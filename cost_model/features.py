@@ -17,7 +17,7 @@ from cost_model.source import source_features
 from datasets.device import H200, Device
 from templates.knob import Columns, Config, columns_of
 from templates.render import render
-from templates.template import Template
+from templates.template import ELEMENT_BYTES, Template
 from templates.workload import Workload
 
 GROUPS = {
@@ -42,7 +42,7 @@ def _names(op: str) -> tuple[str, ...]:
     from templates.template import load_template
 
     template = load_template(op)
-    workload = template.workload(template.dtypes[0], **{dim: 64 for dim in template.dims})
+    workload = template.edge_shapes(template.naive)[-1]
     return tuple(_columns(template, workload, columns_of([template.naive], template.names), H200))
 
 
@@ -60,7 +60,7 @@ def matrix(template: Template, workload: Workload, configs: Configs, device: Dev
 def explain(template: Template, workload: Workload, config: Config, device: Device) -> dict[str, float]:
     """Every feature of one config by name, the syntax tree's (`ast_`) included."""
     values = dict(zip(names(template), matrix(template, workload, [config], device)[0].tolist(), strict=True))
-    return values | {f"ast_{name}": value for name, value in source_features(render(template, config)).items()}
+    return values | {f"ast_{name}": value for name, value in source_features(render(template, config, workload.dtype)).items()}
 
 
 def as_columns(template: Template, configs: Configs) -> dict[str, NDArray[np.int64]]:
@@ -74,7 +74,7 @@ def _columns(template: Template, workload: Workload, columns: Columns, device: D
     """Scalars or arrays of shape (n,) by feature name; scalars hold for all n configs."""
     derived = template.derived(columns, workload)
     return (
-        _shape(workload)
+        _shape(template, workload)
         | _roofline(template, workload, device)
         | _device(device)
         | {f"knob_{knob.name}": _scale(columns[knob.name], knob.values) for knob in template.knobs}
@@ -83,10 +83,18 @@ def _columns(template: Template, workload: Workload, columns: Columns, device: D
     )
 
 
-def _shape(workload: Workload) -> dict[str, float]:
-    """log2 of each extent, and the power of two (up to 128) that divides it, as log2."""
-    sizes = {f"shape_log_{name}": float(np.log2(extent)) for name, extent in workload.dims}
-    return sizes | {f"shape_align_{name}": float(np.log2(np.gcd(extent, 128))) for name, extent in workload.dims}
+def _shape(template: Template, workload: Workload) -> dict[str, float]:
+    """log2 of each extent (of 1 more where it may be 0), and the power of two (up to 128) that divides it, as log2; the
+    bytes of an element where the operator has several dtypes.
+    """
+    sizes = {f"shape_log_{name}": float(np.log2(extent + (_least(template, name) == 0))) for name, extent in workload.dims}
+    sizes |= {f"shape_align_{name}": float(np.log2(np.gcd(extent, 128))) for name, extent in workload.dims}
+    several = len(template.dtypes) > 1
+    return sizes | ({"shape_log_element_bytes": float(np.log2(ELEMENT_BYTES[workload.dtype]))} if several else {})
+
+
+def _least(template: Template, dim: str) -> int:
+    return template.ranges.get(dim, (1, 0))[0]
 
 
 def _roofline(template: Template, workload: Workload, device: Device) -> dict[str, float]:

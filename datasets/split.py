@@ -47,19 +47,21 @@ def split_of(workload: Workload) -> str:
 
 
 def perturbed(workload: Workload, rng: np.random.Generator) -> Workload:
-    """A shape nearby: each extent of 8 and more moved by a small multiple of 8, never a validation or test workload.
+    """A shape nearby: each extent of 8 and more that the template does not fix moved by a small multiple of 8, never a
+    validation or test workload.
 
     Different from `workload` wherever one of its extents can move.
     """
+    template = load_template(workload.op)
     lists = workloads(workload.op)
     kept = set(lists["validation"]) | set(lists["test"]) | {workload}
     for _ in range(100):
         moves = STEP * rng.integers(-2, 3, size=len(workload.dims))
         dims = tuple(
-            (name, max(STEP, extent + int(move)) if extent >= STEP else extent)
+            (name, extent if extent < STEP or name in template.fixed else max(STEP, extent + int(move)))
             for (name, extent), move in zip(workload.dims, moves, strict=True)
         )
         candidate = Workload(workload.op, workload.dtype, dims)
-        if candidate not in kept:
+        if candidate not in kept and not template.flaw(candidate):
             return candidate
     return workload

@@ -2,7 +2,8 @@
 
 The template is itself CUDA C++: a slot is a line `#define KNOB value  // what it is`, and `#if`, `#elif`, `#else`, `#endif`
 choose among paths by knobs only. Rendering evaluates those conditions, turns each slot still in use into a `constexpr int`,
-and drops constants that nothing uses any more.
+and drops constants that nothing uses any more. Where an operator has several dtypes, the slot DTYPE is their place in
+`Template.dtypes`.
 """
 
 import ast
@@ -21,9 +22,12 @@ _BINARY = {
 }  # fmt: skip
 
 
-def render(template: Template, config: Config) -> str:
-    """The CUDA source of one config. AssertionError when the template breaks the rules above (a fault of ours)."""
-    values = {name.upper(): value for name, value in config.items()}
+def render(template: Template, config: Config, dtype: str | None = None) -> str:
+    """The CUDA source of one config for tensors of a dtype, the template's first unless given. AssertionError when the
+    template breaks the rules above (a fault of ours).
+    """
+    place = template.dtypes.index(dtype) if dtype else 0
+    values = {name.upper(): value for name, value in config.items()} | {"DTYPE": place}
     chosen = list(_chosen_lines(template.source_path.read_text().splitlines(), values))
     lines = _drop_unused_constants(_fill_slots(chosen, values))
     return _squeeze_blank_lines("\n".join(lines)) + "\n"

@@ -1,14 +1,14 @@
 """A template: an operator's CUDA source with slots, and everything the rest needs to know about it.
 
 One folder per operator holds `kernel.cu` (the template), `reference.cu` (a float64 reference that runs on the GPU) and
-`spec.py`, which builds the `Template` and names it `TEMPLATE`. `load_template("matmul")` finds it; adding an operator is
-adding a folder.
+`spec.py`, which builds the `Template` and names it `TEMPLATE`; `vendor.py`, optional, calls PyTorch's kernel for comparison.
+`load_template("matmul")` finds it; adding an operator is adding a folder and its list of workloads, conf/op/<op>.yaml.
 """
 
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +17,10 @@ import numpy as np
 
 from templates.errors import InputError
 from templates.knob import Columns, Config, Knob
-from templates.workload import Workload
+from templates.workload import LARGEST, Workload
 
 ROOT = Path(__file__).parent
+ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,17 @@ class Constraint:
 class Template:
     """An operator. The kernel's arguments, in order: input pointers, output pointers, `scalars` (int32), workspace pointer
     (null where the launch needs none). `reference.cu` takes: input pointers, `double *reference`, `double *magnitude` (one
-    each per output element), then `scalars`; one thread per output element, kernel name `reference`.
+    each per output element), then `scalars`; kernel name `reference`, blocks of 256 threads, one thread per output element
+    or as many as `reference_threads(workload)` says.
 
     `error_bound(workload)` is the tolerance e of the check |out - reference| <= e * magnitude, where `magnitude` is the
     scale the rounding errors of that element grow with (for a sum of products: the sum of their absolute values).
 
     `traffic(columns, workload, derived, sm_count, l2_bytes)`, optional: positive estimates of how data is moved and reused on
     a GPU of that size; the cost model sees their log2.
+
+    `ranges`: least and largest extent of the dims that are not sizes of 1 and more (flags, padding). `flaw(workload)` says
+    what is wrong with extents that do not fit together; empty when nothing is. `fixed`: dims that a nearby shape keeps.
     """
 
     op: str
@@ -101,6 +106,10 @@ class Template:
     derived: Callable[[Columns, Workload], dict[str, Any]]
     edge_shapes: Callable[[Config], list[Workload]]
     traffic: Callable[[Columns, Workload, Mapping[str, Any], int, int], dict[str, Any]] | None = None
+    reference_threads: Callable[[Workload], int] | None = None
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    flaw: Callable[[Workload], str] = lambda w: ""
+    fixed: tuple[str, ...] = ()
 
     @cached_property
     def knob(self) -> dict[str, Knob]:
@@ -128,12 +137,21 @@ class Template:
         return hashlib.sha256(self.source_path.read_bytes()).hexdigest()[:12]
 
     def workload(self, dtype: str = "f32", **extents: int) -> Workload:
-        """A workload of this operator, its dims in order; InputError for a missing, unknown or zero dim or a wrong dtype."""
+        """A workload of this operator, its dims in order; InputError for a missing or unknown dim, a shape that is none, or
+        a wrong dtype.
+        """
         if dtype not in self.dtypes:
             raise InputError(f"{self.op}: dtype {dtype!r} is not supported; use one of {', '.join(self.dtypes)}")
         if set(extents) != set(self.dims):
             raise InputError(f"{self.op}: dimensions {sorted(extents)} given; needed are {', '.join(self.dims)}")
-        return Workload(self.op, dtype, tuple((dim, extents[dim]) for dim in self.dims))
+        workload = Workload(self.op, dtype, tuple((dim, extents[dim]) for dim in self.dims))
+        for dim, extent in workload.dims:
+            least, most = self.ranges.get(dim, (1, LARGEST))
+            if not least <= extent <= most:
+                raise InputError(f"workload {workload}: {dim}={extent} is not a size; use {least} to {most}")
+        if flaw := self.flaw(workload):
+            raise InputError(f"workload {workload}: {flaw}")
+        return workload
 
     def check_workload(self, workload: Workload) -> Workload:
         """The workload itself when it belongs to this operator; InputError otherwise."""

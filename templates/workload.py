@@ -13,7 +13,7 @@ LARGEST = 2**31 - 1  # kernels take extents as int32
 class Workload:
     """An operator on one shape; its text form is `matmul/f32/M=4096,N=4096,K=4096`.
 
-    `dims` keeps the operator's own order of (name, extent) pairs.
+    `dims` keeps the operator's own order of (name, extent) pairs. Which extents make sense is for its template to say.
     """
 
     op: str
@@ -22,7 +22,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name, extent in self.dims:
-            if not 1 <= extent <= LARGEST:
+            if not 0 <= extent <= LARGEST:
                 raise InputError(f"workload {self}: {name}={extent} is not a size; use 1 to {LARGEST}")
         if len({name for name, _ in self.dims}) < len(self.dims):
             raise InputError(f"workload {self}: a dimension is given twice")

@@ -1,9 +1,12 @@
 """Workloads and configs as text: what reads back the same, and what is refused in one line."""
 
+from dataclasses import replace
+
 import pytest
 
 from templates.errors import InputError
 from templates.knob import config_text, parse_config
+from templates.template import load_template
 from templates.workload import Workload
 
 TEXT = "matmul/f32/M=4096,N=1,K=33"
@@ -28,8 +31,17 @@ def test_text_reads_back_the_same() -> None:
 )
 def test_bad_workload_is_one_line(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what) as error:
-        Workload.parse(text)
+        load_template("matmul").check_workload(Workload.parse(text))
     assert "\n" not in str(error.value)
+
+
+def test_a_template_says_which_extents_make_sense() -> None:
+    template = replace(load_template("matmul"), ranges={"K": (0, 9)}, flaw=lambda w: "M must be N" if w["M"] != w["N"] else "")
+    assert template.workload(M=1, N=1, K=0)["K"] == 0
+    with pytest.raises(InputError, match="K=10 is not a size; use 0 to 9"):
+        template.workload(M=1, N=1, K=10)
+    with pytest.raises(InputError, match="M must be N"):
+        template.workload(M=1, N=2, K=3)
 
 
 def test_config_text_reads_back_the_same() -> None:

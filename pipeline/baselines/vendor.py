@@ -1,35 +1,44 @@
-"""The vendor's kernel: cuBLAS through PyTorch, launched on the measurer's stream so that the very same timer times it."""
+"""The vendor's kernel (cuBLAS, cuDNN, PyTorch's own), as `templates/<op>/vendor.py` calls it through PyTorch, launched on the
+measurer's stream so that the very same timer times it.
+"""
 
+import importlib
 from collections.abc import Callable
 from types import ModuleType
 
 from templates.errors import InputError
+from templates.template import ROOT
 from templates.workload import Workload
 
 INSTALL = "install a CUDA build of PyTorch, or leave `vendor` out of evaluate.methods"
 
 
 def prepare(workload: Workload, stream_handle: int) -> Callable[[], None]:
-    """A call that enqueues one launch of the vendor's fp32 kernel on a CUDA stream, TF32 off, nothing allocated in it.
+    """A call that enqueues one launch of the vendor's kernel on a CUDA stream, TF32 off.
 
     `stream_handle` is the address of a CUstream of the device's primary context, which is where PyTorch works as well.
     InputError without a PyTorch that has CUDA, and for an operator that has no vendor kernel here.
     """
-    launchers = {"matmul": _matmul}
-    if workload.op not in launchers or workload.dtype != "f32":
-        raise InputError(f"{workload}: no vendor kernel for this operator and dtype")
+    if not has_vendor(workload.op):
+        raise InputError(f"{workload}: no vendor kernel for this operator")
     torch = _torch()
     stream = torch.cuda.ExternalStream(stream_handle)
-    with torch.cuda.stream(stream):
-        launch = launchers[workload.op](workload)
-        launch()  # cuBLAS makes its handle and workspace, and chooses its kernel, at the first call
+    with torch.cuda.stream(stream), torch.no_grad():
+        launch = importlib.import_module(f"templates.{workload.op}.vendor").launcher(workload)
+        for _ in range(2):  # libraries make their handles and workspaces, and choose their kernels, at the first calls
+            launch()
     stream.synchronize()
 
     def enqueue() -> None:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), torch.no_grad():
             launch()
 
     return enqueue
+
+
+def has_vendor(op: str) -> bool:
+    """Whether an operator says what PyTorch's kernel for it is."""
+    return (ROOT / op / "vendor.py").is_file()
 
 
 def missing() -> str | None:
@@ -53,17 +62,6 @@ def _torch() -> ModuleType:
         raise InputError(f"the vendor's kernel needs a GPU, and torch {torch.__version__} finds none: {INSTALL}")
     # TF32 rounds the inputs to 10 bits: another problem, and one that our fp32 kernels would lose to unfairly.
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True  # cuDNN measures its kernels and takes the fastest
     return torch
-
-
-def _matmul(workload: Workload) -> Callable[[], None]:
-    import torch
-
-    a = torch.rand(workload["M"], workload["K"], device="cuda") * 2 - 1
-    b = torch.rand(workload["K"], workload["N"], device="cuda") * 2 - 1
-    out = torch.empty(workload["M"], workload["N"], device="cuda")
-
-    def launch() -> None:
-        torch.mm(a, b, out=out)
-
-    return launch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.measure.gpu import Gpu
-from templates.template import Launch, Template, Tensor
+from templates.template import ELEMENT_BYTES, Launch, Template, Tensor
 from templates.workload import Workload
 
 GUARD_BYTES = 4096
@@ -16,7 +16,6 @@ GUARD_BYTE = 0xA5
 POISON_BYTE = 0xFF
 """0xFF in every byte is a NaN in f32, f16 and bf16."""
 
-ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
 SETS = 2
 """Input sets per workload: one to check with, one to time with."""
 
@@ -230,7 +229,8 @@ class Bench:
         gpu = self.checker.gpu
         pointers = [buffer.address for buffer in inputs]
         args = (*pointers, answers.address, answers.address + 8 * total, *self.scalars)
-        gpu.resident(reference, "reference", -(-total // _BLOCK), _BLOCK, *args)
+        threads = self.template.reference_threads
+        gpu.resident(reference, "reference", -(-(threads(self.workload) if threads else total) // _BLOCK), _BLOCK, *args)
         gpu.sync()
         return InputSet(seed, inputs, answers, self.checker.checksum(inputs))
 

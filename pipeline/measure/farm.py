@@ -134,7 +134,7 @@ class GpuFarm:
     def set_aside_s(self, candidate: Candidate) -> float:
         """Seconds for which a config is still set aside because its compile was slow; 0 when it is not."""
         assert self._pool is not None
-        return self._pool.set_aside_s(render(load_template(candidate.workload.op), candidate.config))
+        return self._pool.set_aside_s(render(load_template(candidate.workload.op), candidate.config, candidate.workload.dtype))
 
     def stats(self) -> dict[str, float]:
         """Candidates measured and a second, restarts, the GPUs' busy share while measuring, and the build pool's counts."""
@@ -182,7 +182,7 @@ class GpuFarm:
             future.set_result(self._row(candidate, None, Outcome("illegal", "; ".join(reasons))))
             return future
         assert self._pool is not None
-        build = self._pool.submit(render(template, candidate.config))
+        build = self._pool.submit(render(template, candidate.config, candidate.workload.dtype))
         build.add_done_callback(lambda done: self._built(candidate, done, future))
         return future
 
