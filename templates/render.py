@@ -33,6 +33,12 @@ def render(template: Template, config: Config, dtype: str | None = None) -> str:
     return _squeeze_blank_lines("\n".join(lines)) + "\n"
 
 
+def render_reference(template: Template, dtype: str) -> str:
+    """The CUDA source of the reference for tensors of a dtype: its slot DTYPE, where it has one, filled."""
+    place = template.dtypes.index(dtype)
+    return re.sub(r"#define DTYPE \d+", f"#define DTYPE {place}", template.reference_path.read_text(), count=1)
+
+
 def holds(condition: str, values: dict[str, int]) -> bool:
     """Whether a preprocessor condition over knobs is true: names, integers, ! && || and comparisons."""
     python = re.sub(r"!(?!=)", " not ", condition).replace("&&", " and ").replace("||", " or ")

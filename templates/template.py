@@ -76,7 +76,7 @@ class Template:
     """An operator. The kernel's arguments, in order: input pointers, output pointers, `scalars` (int32), workspace pointer
     (null where the launch needs none). `reference.cu` takes: input pointers, `double *reference`, `double *magnitude` (one
     each per output element), then `scalars`; kernel name `reference`, blocks of 256 threads, one thread per output element
-    or as many as `reference_threads(workload)` says.
+    or as many as `reference_threads(workload)` says. It has a slot DTYPE, as the kernel has, where there are several dtypes.
 
     `error_bound(workload)` is the tolerance e of the check |out - reference| <= e * magnitude, where `magnitude` is the
     scale the rounding errors of that element grow with (for a sum of products: the sum of their absolute values).

@@ -104,7 +104,8 @@ class GpuEngine:
         tensors = template.tensors(workload)
         while self.benches and self._held() + _estimate(tensors) > self.timing.keep_mb * 2**20:
             self.benches.popitem(last=False)[1].close()
-        self.benches[workload] = Bench(self.checker, template, workload, self.tools.references[workload.op])
+        reference = self.tools.references[f"{workload.op}/{workload.dtype}"]
+        self.benches[workload] = Bench(self.checker, template, workload, reference)
         return self.benches[workload]
 
     def _held(self) -> int:

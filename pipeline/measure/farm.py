@@ -24,7 +24,7 @@ from pipeline.measure.settings import FarmSettings
 from pipeline.measure.stopwatch import Stopwatch
 from pipeline.measure.worker import Worker, WorkerLostError
 from templates.errors import InputError
-from templates.render import render
+from templates.render import render, render_reference
 from templates.space import violations
 from templates.template import load_template, operators
 from templates.workload import Workload
@@ -92,14 +92,17 @@ class GpuFarm:
             self._threads[-1].start()
 
     def _build_tools(self, pool: BuildPool) -> Tools:
-        sources = {"": CHECK_SOURCE, **{op: load_template(op).reference_path for op in operators()}}
-        building = {op: (path, pool.submit(path.read_text())) for op, path in sources.items()}
+        sources = {"": (CHECK_SOURCE, CHECK_SOURCE.read_text())}
+        for template in map(load_template, operators()):
+            for dtype in template.dtypes:
+                sources[f"{template.op}/{dtype}"] = template.reference_path, render_reference(template, dtype)
+        building = {name: (path, pool.submit(text)) for name, (path, text) in sources.items()}
         code: dict[str, bytes] = {}
-        for op, (path, future) in building.items():
+        for name, (path, future) in building.items():
             result = future.result()
             if isinstance(result, BuildFailure):
                 raise InputError(f"{path.name} does not build with {pool.compiler.path}: {result.message}")
-            code[op] = result.code
+            code[name] = result.code
         return Tools(code.pop(""), code)
 
     def known(self, workload: Workload) -> Sequence[dict[str, int]] | None:

@@ -28,7 +28,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Tools:
-    """Cubins every job needs: the measurer's own kernels, and the references by operator."""
+    """Cubins every job needs: the measurer's own kernels, and the references by operator and dtype, e.g. `matmul/f32`."""
 
     check: bytes
     references: dict[str, bytes]

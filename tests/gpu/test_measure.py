@@ -62,7 +62,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> BuildPool:
 
 @pytest.fixture(scope="module")
 def tools(pool: BuildPool) -> Tools:
-    return Tools(cubin(pool, CHECK_SOURCE.read_text()).code, {"matmul": cubin(pool, MATMUL.reference_path.read_text()).code})
+    return Tools(cubin(pool, CHECK_SOURCE.read_text()).code, {"matmul/f32": cubin(pool, MATMUL.reference_path.read_text()).code})
 
 
 @pytest.fixture(scope="module")
