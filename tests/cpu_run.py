@@ -1,6 +1,7 @@
 """Kernels on the CPU: compile rendered sources with g++ under cuda_on_cpu.hpp, run them on numpy arrays.
 
-Many kernels share one binary and many launches one process, since starting a compiler costs more than a small kernel.
+Many kernels share one binary and many launches one process, since starting a compiler costs more than a small kernel. Arrays
+hold values: numpy has no bfloat16, so such tensors are float32 arrays here and uint16 words in a kernel's buffers.
 """
 
 import hashlib
@@ -25,7 +26,11 @@ from templates.workload import Workload
 TESTS = Path(__file__).parent
 Sanitizer = Literal["address", "thread", "none"]
 Arrays = dict[str, np.ndarray]
-DTYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+WORDS: dict[str, np.dtype] = {
+    "f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16),
+}  # fmt: skip
+"""What a kernel's buffer holds, by dtype."""
+UNIT_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 FLAGS = {
     "none": ["-O1"],
@@ -95,16 +100,30 @@ class Binary:
         return results
 
 
+def to_words(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values as a kernel's buffer holds them, rounded to nearest even."""
+    if dtype != "bf16":
+        return np.ascontiguousarray(values, dtype=WORDS[dtype])
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, rounded).astype(np.uint16)
+
+
+def from_words(words: np.ndarray, dtype: str) -> np.ndarray:
+    """The values of a buffer: float32 for bf16, else its own dtype."""
+    return (words.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else words
+
+
 def _write(write: Callable[[bytes], object], job: Job) -> None:
     numbers = [job.kernel, *job.launch.grid, *job.launch.block, job.launch.dynamic_smem_bytes, job.launch.workspace_bytes]
     numbers += [job.seed, job.repeats, len(job.tensors), len(job.scalars)]
     for tensor in job.tensors:
-        numbers += [DTYPES[tensor.dtype].itemsize * int(np.prod(tensor.shape)), int(tensor.role == "out")]
+        numbers += [WORDS[tensor.dtype].itemsize * int(np.prod(tensor.shape)), int(tensor.role == "out")]
     numbers += job.scalars
     write(struct.pack(f"<{len(numbers)}q", *numbers))
     for tensor in job.tensors:
         if tensor.role == "in":
-            write(np.ascontiguousarray(job.inputs[tensor.name], dtype=DTYPES[tensor.dtype]).tobytes())
+            write(to_words(job.inputs[tensor.name], tensor.dtype).tobytes())
 
 
 def _read(data: bytes, jobs: Sequence[Job]) -> list[Arrays]:
@@ -112,25 +131,39 @@ def _read(data: bytes, jobs: Sequence[Job]) -> list[Arrays]:
     for job in jobs:
         outputs: Arrays = {}
         for tensor in (t for t in job.tensors if t.role == "out"):
-            size, dtype = int(np.prod(tensor.shape)), DTYPES[tensor.dtype]
-            outputs[tensor.name] = np.frombuffer(data, dtype, size, offset).reshape(tensor.shape)
-            offset += dtype.itemsize * size
+            size, words = int(np.prod(tensor.shape)), WORDS[tensor.dtype]
+            outputs[tensor.name] = from_words(np.frombuffer(data, words, size, offset), tensor.dtype).reshape(tensor.shape)
+            offset += words.itemsize * size
         results.append(outputs)
     return results
 
 
+_DYNAMIC = re.compile(
+    r"(?:alignas\(\w+\)\s+)?extern\s+(?:(?:__shared__|__align__\(\w+\)|alignas\(\w+\))\s+)+"
+    r"(?P<type>\w[\w ]*?)\s+(?P<name>\w+)\[\];"
+)
+_INCLUDE = re.compile(r"^[ \t]*#include\s*(?P<header><[^>]+>)[^\n]*", re.MULTILINE)
+
+
 def for_cpu(source: str) -> str:
-    """A CUDA source with the two constructs rewritten that a C++ namespace cannot hold (see cuda_on_cpu.hpp)."""
-    source = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"CUDA_ON_CPU_DYNAMIC(\1, \2);", source)
-    return source.replace('extern "C" ', "")
+    """A CUDA source without what a C++ namespace cannot hold: `extern "C"`, dynamic shared memory (see cuda_on_cpu.hpp), and
+    includes, which `program` puts on top.
+    """
+    source = _DYNAMIC.sub(r"CUDA_ON_CPU_DYNAMIC(\g<type>, \g<name>);", source)
+    return _INCLUDE.sub("", source.replace('extern "C" ', ""))
 
 
 def program(sources: Sequence[str], entry: str, tensors: int, scalars: int, workspace: bool = True) -> str:
-    """One C++ file: each kernel in a namespace and a shared-memory section of its own, and a main that launches them."""
+    """One C++ file: each kernel in a namespace and a shared-memory section of its own, and a main that launches them.
+
+    The namespaces are unnamed inside, so that a `__shared__` variable of an inline function or a template has its own section.
+    """
     arguments = [f"cuda_on_cpu::Pointer{{p[{i}]}}" for i in range(tensors)]
     arguments += [f"s[{i}]" for i in range(scalars)]
     arguments += [f"cuda_on_cpu::Pointer{{p[{tensors}]}}"] if workspace else []
-    parts, table = ['#include "cuda_on_cpu.hpp"\n#include "cuda_on_cpu_main.hpp"\n'], []
+    included = sorted({match["header"] for source in sources for match in _INCLUDE.finditer(source)})
+    headers = ['"cuda_on_cpu.hpp"', '"cuda_on_cpu_main.hpp"', *included]
+    parts, table = ["".join(f"#include {header}\n" for header in headers)], []
     for i, source in enumerate(sources):
         section = f"cuda_shared_{i}"
         parts.append(
@@ -138,7 +171,7 @@ def program(sources: Sequence[str], entry: str, tensors: int, scalars: int, work
             f'#define CUDA_ON_CPU_SECTION "{section}"\n'
             f"extern unsigned char __start_{section}[] __attribute__((weak));\n"
             f"extern unsigned char __stop_{section}[] __attribute__((weak));\n"
-            f'namespace kernel_{i} {{\n#line 1 "kernel_{i}.cu"\n{for_cpu(source)}\n'
+            f'namespace kernel_{i} {{ namespace {{\n#line 1 "kernel_{i}.cu"\n{for_cpu(source)}\n}}\n'
             f"void call(void *const *p, const int *s) {{ (void)s; {entry}({', '.join(arguments)}); }}\n}}\n"
         )
         table.append(f"{{kernel_{i}::call, __start_{section}, __stop_{section}}}")
@@ -189,12 +222,13 @@ def compile_program(text: str, sanitize: Sanitizer = "address") -> Binary:
 
 
 def compile_kernels(
-    template: Template, configs: Sequence[Config], sanitize: Sanitizer = "address"
+    template: Template, configs: Sequence[Config], sanitize: Sanitizer = "address", dtype: str | None = None
 ) -> Binary:
-    """One binary that holds the rendered kernel of each config, in order."""
+    """One binary that holds the rendered kernel of each config, in order, for tensors of a dtype (the template's first)."""
     workload = template.edge_shapes(configs[0])[0]
     tensors, scalars = len(template.tensors(workload)), len(template.scalars(workload))
-    return compile_program(program([render(template, c) for c in configs], template.entry, tensors, scalars), sanitize)
+    sources = [render(template, config, dtype) for config in configs]
+    return compile_program(program(sources, template.entry, tensors, scalars), sanitize)
 
 
 def job_of(template: Template, kernel: int, config: Config, workload: Workload, inputs: Arrays, seed: int = 0) -> Job:
@@ -204,11 +238,15 @@ def job_of(template: Template, kernel: int, config: Config, workload: Workload, 
                2 if launch.workspace_bytes else 1, f"{workload} {config_text(config)}")  # fmt: skip
 
 
+def draw(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """A random input array: values of the tensor's dtype, uniform in its range."""
+    values = rng.uniform(tensor.low, tensor.high, tensor.shape).astype(np.float32)
+    return from_words(to_words(values, tensor.dtype), tensor.dtype)
+
+
 def draw_inputs(template: Template, workload: Workload, rng: np.random.Generator) -> Arrays:
     """Random input arrays of a workload, as the template wants them drawn."""
-    return {
-        t.name: rng.uniform(t.low, t.high, t.shape).astype(np.float32) for t in template.tensors(workload) if t.role == "in"
-    }
+    return {tensor.name: draw(tensor, rng) for tensor in template.tensors(workload) if tensor.role == "in"}
 
 
 def run(
@@ -216,7 +254,8 @@ def run(
     sanitize: Sanitizer = "address", seed: int = 0,
 ) -> Arrays:  # fmt: skip
     """The outputs of one config on one workload, by name. KernelFault where a sanitizer or the header objects."""
-    (result,) = compile_kernels(template, [config], sanitize).run([job_of(template, 0, config, workload, inputs, seed)])
+    binary = compile_kernels(template, [config], sanitize, workload.dtype)
+    (result,) = binary.run([job_of(template, 0, config, workload, inputs, seed)])
     if isinstance(result, KernelFault):
         raise result
     return result

@@ -1,18 +1,22 @@
 // CUDA kernels on a CPU, for tests: the same source, compiled by g++ with -std=c++20 and this header ahead of it.
 //
-// Every CUDA thread of a block is a fibre of one OS thread. Fibres switch at barriers only; who runs first between two barriers
-// is drawn from a seed, so a missing barrier gives a wrong answer or a NaN, the same one every time. Made for
+// Every CUDA thread of a block is a fibre of one OS thread. Fibres switch at barriers and warp operations only; who runs first
+// between two of them is drawn from a seed, so a missing barrier gives a wrong answer or a NaN, the same one every time. Made for
 // -fsanitize=address,undefined, and for -fsanitize=thread, which takes each fibre for a thread and finds races whatever the order.
 //
 // What bites: shared memory starts as NaN in each block, and has red zones under the address sanitizer; buffers have their exact
 // size; a misaligned float2/float4 stops the undefined-behaviour sanitizer; the target of an asynchronous copy is NaN until the
 // thread that issued it waits for it; threads of a block that reach different barriers, or leave before one, are an error.
+// Warp operations (shuffles, votes, __syncwarp): lanes named in a mask that reach another operation, a barrier or the end are an
+// error, and so are a mask that leaves out its caller or names lanes the block does not have (the last warp of a block whose size
+// is no multiple of 32) and a shuffle from a lane outside the mask. As CUDA has it, of these only __syncwarp orders memory.
 //
 // Not covered: blocks run one after another, so no race between blocks is seen, and a block that waits for another hangs;
-// no memory model (fences do nothing), no warps in lockstep, no warp intrinsics, no inline PTX, no textures, constant or local
-// memory, no cooperative groups, cluster launches or tensor cores; no limits on registers, shared memory or launch geometry;
-// bank conflicts and speed; nvcc's own rounding (contraction into FMA is g++'s choice here). A `__shared__` variable inside
-// a function template is not supported. `extern __shared__ T name[];` has to be rewritten as
+// no memory model (fences do nothing), no warps in lockstep (__activemask, __match, __reduce are left out), no inline PTX, no
+// textures, constant or local memory, no cooperative groups, cluster launches or tensor cores; no limits on registers, shared
+// memory or launch geometry; bank conflicts and speed; nvcc's own rounding (contraction into FMA is g++'s choice here; fast
+// functions such as __expf round as their definition does, not to the last bit of the hardware's). The two sides of a branch that
+// shuffle inside one and the same function look like one operation. `extern __shared__ T name[];` has to be rewritten as
 // CUDA_ON_CPU_DYNAMIC(T, name); cpu_run.py does so.
 #pragma once
 
@@ -22,6 +26,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -42,6 +47,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 
 // A section per kernel, so that its shared memory can be filled with NaN before each block.
@@ -53,37 +59,7 @@
 #endif
 #define CUDA_ON_CPU_DYNAMIC(type, name) type *const name = static_cast<type *>(cuda_on_cpu::dynamic_shared)
 
-struct alignas(8) float2 { float x, y; };
-struct float3 { float x, y, z; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct uint3 { unsigned x, y, z; };
-struct dim3 { unsigned x = 1, y = 1, z = 1; };
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-
-template <class T> inline T min(T a, T b) { return b < a ? b : a; }
-template <class T> inline T max(T a, T b) { return a < b ? b : a; }
-template <class T> inline T __ldg(const T *p) { return *p; }
-template <class T> inline T __ldcg(const T *p) { return *p; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-template <class T> inline T atomicAdd(T *p, T value)
-{
-    T old = *p;
-    while (!__atomic_compare_exchange(p, &old, &(const T &)T(old + value), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
-    return old;
-}
-inline unsigned atomicAdd(unsigned *p, unsigned value) { return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST); }
-inline unsigned atomicExch(unsigned *p, unsigned value) { return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST); }
-inline unsigned atomicInc(unsigned *p, unsigned limit)
-{
-    unsigned old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
-    while (!__atomic_compare_exchange_n(p, &old, old >= limit ? 0 : old + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
-    return old;
-}
+#include "cuda_on_cpu_vocabulary.hpp"
 
 namespace cuda_on_cpu {
 
@@ -93,12 +69,24 @@ struct Copy { void *to; unsigned char data[16]; size_t size; };
 // What threads of one block after another run on; `identity` is the thread sanitizer's.
 struct Fibre { void *stack, *identity; };
 
+enum class State { runnable, at_barrier, at_warp_operation, finished };
+enum class WarpOperation { sync, shuffle, vote };
+
+// What a lane brings to a warp operation; `value` is what it gets when all have come.
+struct WarpCall {
+    WarpOperation operation{};
+    unsigned mask = 0, source = 0;  // source: the lane whose value a shuffle asks for
+    uint64_t value = 0;
+};
+
 struct Thread {
     uint3 index{};
+    unsigned number = 0;                       // in its block; 32 in a row are a warp
     std::vector<std::vector<Copy>> groups{1};  // asynchronous copies: committed groups, then the open one
-    int barrier_line = 0;                      // where it waits
+    State state = State::runnable;
+    int line = 0;  // where it waits
     unsigned barriers_passed = 0;
-    bool finished = false;
+    WarpCall call{};
     const Fibre *fibre = nullptr;
     void *stack_pointer = nullptr, *fake_stack = nullptr;
 };
@@ -264,7 +252,7 @@ inline void fibre_body()
     switched(nullptr, &scheduler_stack, &scheduler_stack_bytes);
     acquire(&block_start);
     running->kernel->call(running->pointers, running->scalars);
-    current->finished = true;
+    current->state = State::finished;
     release(&block_end);
     leave_fibre(true);
 }
@@ -273,25 +261,137 @@ inline void wait_at_barrier(int line)
 {
     Thread &thread = *current;
     void *const barrier = &barriers[thread.barriers_passed++ % 2];
-    thread.barrier_line = line;
+    thread.state = State::at_barrier;
+    thread.line = line;
     release(barrier);
     leave_fibre(false);
     acquire(barrier);
 }
 
-// Every thread of the block has run to a barrier or to the end: it has to be the same one.
-CUDA_ON_CPU_HIDDEN inline bool check_convergence(Thread *threads, unsigned count)
+// Every thread of the block has run to a barrier or to the end: it has to be the same one. Whether it was the end.
+CUDA_ON_CPU_HIDDEN inline bool pass_barrier(Thread *threads, unsigned count)
 {
-    const Thread &first = threads[0];
+    const bool finished = threads[0].state == State::finished;
     for (unsigned t = 1; t < count; ++t) {
         current = &threads[t];
-        if (current->finished != first.finished)
+        if ((current->state == State::finished) != finished)
             fail("barrier divergence: some threads have left the kernel, others wait at a barrier",
-                 first.finished ? current->barrier_line : first.barrier_line);
-        if (!first.finished && current->barrier_line != first.barrier_line)
-            fail("barrier divergence: the threads of a block wait at different barriers", current->barrier_line);
+                 finished ? current->line : threads[0].line);
+        if (!finished && current->line != threads[0].line)
+            fail("barrier divergence: the threads of a block wait at different barriers", current->line);
     }
-    return first.finished;
+    for (unsigned t = 0; t < count && !finished; ++t) threads[t].state = State::runnable;
+    return finished;
+}
+
+// ---- warps -----------------------------------------------------------------------------------------------------------------
+// What orders the memory of the lanes of a __syncwarp: two events in turn, as for barriers, per warp and lowest lane of the mask.
+inline char warp_events[32][32][2];
+inline unsigned warp_syncs[32][32];
+
+inline unsigned lane_of(const Thread &thread) { return thread.number % 32; }
+inline unsigned lowest_lane(unsigned mask) { return __builtin_ctz(mask); }
+
+inline void check_mask(unsigned mask, int line)
+{
+    const unsigned count = block.x * block.y * block.z, first = current->number / 32 * 32;
+    if (!(mask >> lane_of(*current) & 1)) fail("a warp operation with a mask that leaves out its caller", line);
+    if (first + 32 > count && mask >> (count - first)) fail("a warp operation's mask names lanes that the block does not have", line);
+}
+
+// Wait until every lane of the mask has come to the same operation; what the lane gets there.
+CUDA_ON_CPU_HIDDEN inline uint64_t meet(WarpOperation operation, unsigned mask, unsigned source, uint64_t value, int line)
+{
+    check_mask(mask, line);
+    Thread &thread = *current;
+    thread.call = {operation, mask, source, value};
+    thread.line = line;
+    thread.state = State::at_warp_operation;
+    leave_fibre(false);
+    return thread.call.value;
+}
+
+CUDA_ON_CPU_HIDDEN inline void *warp_event(unsigned mask)
+{
+    const unsigned warp = current->number / 32, lowest = lowest_lane(mask);
+    return &warp_events[warp][lowest][warp_syncs[warp][lowest] % 2];
+}
+
+CUDA_ON_CPU_HIDDEN inline bool together(const Thread &a, const Thread &b)
+{
+    return b.state == State::at_warp_operation && a.line == b.line && a.call.mask == b.call.mask &&
+           a.call.operation == b.call.operation;
+}
+
+// Hand out what a complete operation yields; `lanes`: the warp's threads, `first`: one that takes part.
+CUDA_ON_CPU_HIDDEN inline void finish_warp_operation(Thread *lanes, const Thread &first)
+{
+    const WarpCall call = first.call;
+    uint64_t values[32] = {}, votes = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if (call.mask >> lane & 1) {
+            values[lane] = lanes[lane].call.value;
+            votes |= uint64_t(values[lane] != 0) << lane;
+        }
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if (call.mask >> lane & 1) {
+            current = &lanes[lane];
+            if (call.operation == WarpOperation::shuffle && !(call.mask >> current->call.source & 1))
+                fail("a shuffle reads a lane outside its mask", current->line);
+            current->call.value = call.operation == WarpOperation::shuffle ? values[current->call.source] : votes;
+            current->state = State::runnable;
+        }
+    if (call.operation == WarpOperation::sync) ++warp_syncs[lanes[0].number / 32][lowest_lane(call.mask)];
+}
+
+// Let every warp operation happen that all lanes of its mask have come to; how many did.
+CUDA_ON_CPU_HIDDEN inline unsigned finish_warp_operations(Thread *threads, unsigned count)
+{
+    unsigned done = 0;
+    for (unsigned t = 0; t < count; ++t) {
+        if (threads[t].state != State::at_warp_operation) continue;
+        Thread *const lanes = threads + t / 32 * 32;
+        bool complete = true;
+        for (unsigned lane = 0; lane < 32 && complete; ++lane)
+            complete = !(threads[t].call.mask >> lane & 1) || together(threads[t], lanes[lane]);
+        if (!complete) continue;
+        finish_warp_operation(lanes, threads[t]);
+        ++done;
+    }
+    return done;
+}
+
+// Nothing can go on: name the first lane that waits for another in vain, if there is one.
+CUDA_ON_CPU_HIDDEN inline void refuse_warp_divergence(Thread *threads, unsigned count)
+{
+    for (unsigned t = 0; t < count; ++t) {
+        if (threads[t].state != State::at_warp_operation) continue;
+        for (unsigned lane = 0; lane < 32; ++lane) {
+            const Thread &other = threads[t / 32 * 32 + lane];
+            if (!(threads[t].call.mask >> lane & 1) || together(threads[t], other)) continue;
+            current = &threads[t];
+            fail(other.state == State::finished     ? "warp divergence: a lane that the mask names has left the kernel"
+                 : other.state == State::at_barrier ? "warp divergence: a lane that the mask names waits at a barrier"
+                                                    : "warp divergence: lanes that the mask names wait at different operations",
+                 threads[t].line);
+        }
+    }
+}
+
+// ---- a block ---------------------------------------------------------------------------------------------------------------
+// Run the threads that can run, in this order; not those of the warps in `held`, so that others may get ahead. Those not run.
+CUDA_ON_CPU_HIDDEN inline unsigned run_threads(Thread *threads, const unsigned *order, unsigned count, unsigned held)
+{
+    unsigned left = 0;
+    for (unsigned i = 0; i < count; ++i) {
+        Thread &thread = threads[order[i]];
+        if (thread.state != State::runnable) continue;
+        if (held >> (thread.number / 32) & 1)
+            ++left;
+        else
+            enter_fibre(thread);
+    }
+    return left;
 }
 
 inline void run_block(std::vector<Fibre> &fibres, unsigned count, uint64_t &random)
@@ -299,13 +399,20 @@ inline void run_block(std::vector<Fibre> &fibres, unsigned count, uint64_t &rand
     std::vector<Thread> threads(count);
     for (unsigned t = 0; t < count; ++t) {
         threads[t].index = {t % block.x, t / block.x % block.y, t / block.x / block.y};
+        threads[t].number = t;
         threads[t].fibre = &fibres[t];
         threads[t].stack_pointer = new_stack_pointer(fibres[t].stack);
     }
     release(&block_start);
-    do {
-        for (unsigned t : shuffled(count, random)) enter_fibre(threads[t]);
-    } while (!check_convergence(threads.data(), count));
+    unsigned held = 0;
+    for (bool finished = false; !finished;) {
+        const unsigned left = run_threads(threads.data(), shuffled(count, random).data(), count, held);
+        const unsigned met = finish_warp_operations(threads.data(), count);
+        held = met ? next_random(random) & next_random(random) : 0;
+        if (met || left) continue;
+        refuse_warp_divergence(threads.data(), count);
+        finished = pass_barrier(threads.data(), count);
+    }
     acquire(&block_end);
 }
 
@@ -342,6 +449,8 @@ inline void *allocate(size_t bytes)
 inline constexpr int warpSize = 32;
 
 inline void __syncthreads(int line = __builtin_LINE()) { cuda_on_cpu::wait_at_barrier(line); }
+
+#include "cuda_on_cpu_warp.hpp"
 
 // ---- cuda_pipeline_primitives.h ----------------------------------------------------------------------------------------------
 // The source is read when the copy is issued, so that the report of an overrun names that line; the data arrive at the wait.

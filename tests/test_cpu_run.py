@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from templates.template import Launch, Tensor
-from tests.cpu_run import Arrays, Binary, Job, KernelFault, Sanitizer, compile_program, program
+from tests.cpu_run import Arrays, Binary, Job, KernelFault, Sanitizer, compile_program, for_cpu, program
 
 TILE, DEPTH = 32, 8
 
@@ -161,3 +161,51 @@ def test_fault_costs_one_job_only() -> None:
     assert not isinstance(first, KernelFault) and not isinstance(third, KernelFault)
     assert isinstance(second, KernelFault)
     np.testing.assert_array_equal(first["C"], third["C"])
+
+
+@pytest.mark.parametrize("declared", [
+    "extern __shared__ float name[];", "extern __shared__ __align__(16) unsigned char name[];",
+    "extern __align__(16) __shared__ float4 name[];", "alignas(16) extern __shared__ unsigned name[];",
+    "extern __shared__ alignas(16) __nv_bfloat16 name[];",
+])  # fmt: skip
+def test_dynamic_shared_memory_may_be_declared_in_any_form(declared: str) -> None:
+    kind = declared.removesuffix(" name[];").split(") ")[-1].split("__shared__ ")[-1]
+    assert for_cpu(f"{{\n    {declared}\n}}") == f"{{\n    CUDA_ON_CPU_DYNAMIC({kind}, name);\n}}"
+
+
+HELPERS = """
+#include <math.h>
+template <int STEP> __device__ __forceinline__ float neighbour(float value)
+{
+    __shared__ float values[32];
+    values[threadIdx.x] = value;
+    __syncthreads();
+    return values[(threadIdx.x + STEP) % 32];
+}
+
+extern "C" __global__ void helpers(const float *X, float *Y, int n)
+{
+    const float x = X[threadIdx.x];
+    Y[threadIdx.x] = neighbour<1>(x) + 8.0f * neighbour<3>(x);
+    Y[32 + threadIdx.x] = __expf(x) + __logf(x) + __fdividef(x, 3.0f) + rsqrtf(x) + exp2f(x) + __frcp_rn(x) + fmaxf(x, 1.0f);
+    __stcs(&Y[64 + threadIdx.x], __ldcs(&X[threadIdx.x]) + __ldcg(&X[threadIdx.x]) + __ldg(&X[threadIdx.x]));
+    Y[96 + threadIdx.x] = (int)max(min((int)threadIdx.x, 20u), 3u) + (int)__umulhi(1u << 31, 6u) + __mul24(-3, 7);
+    Y[128 + threadIdx.x] = fminf(x, __int_as_float(0x7f800000)) + (x < INFINITY);
+}
+"""
+
+
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_helpers_with_shared_memory_and_fast_functions_do_what_cuda_does(sanitize: Sanitizer) -> None:
+    x = np.random.default_rng(5).uniform(0.5, 4, 32).astype(np.float32)
+    tensors = (Tensor("X", "in", (32,), "f32"), Tensor("Y", "out", (5, 32), "f32"))
+    binary = compile_program(program([HELPERS, HELPERS], "helpers", 2, 1, workspace=False), sanitize)
+    for result in binary.run([Job(which, Launch((1, 1, 1), (32, 1, 1), 0, 0), tensors, (32,), {"X": x}) for which in (0, 1)]):
+        assert not isinstance(result, KernelFault), result
+        wide, lane = x.astype(np.float64), np.arange(32)
+        fast = np.exp(wide) + np.log(wide) + wide / 3 + wide**-0.5 + np.exp2(wide) + 1 / wide + np.maximum(wide, 1)
+        np.testing.assert_array_equal(result["Y"][0], x[(lane + 1) % 32] + 8 * x[(lane + 3) % 32])
+        np.testing.assert_allclose(result["Y"][1], fast, rtol=1e-6)
+        np.testing.assert_allclose(result["Y"][2], 3 * x, rtol=1e-6)
+        np.testing.assert_array_equal(result["Y"][3], np.clip(lane, 3, 20) + 3 - 21)
+        np.testing.assert_array_equal(result["Y"][4], x + 1)
