@@ -9,7 +9,8 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,37 +35,48 @@ def gpu_key(name: str) -> str:
     return "-".join(name.lower().split()) or "unknown"
 
 
-def append(root: Path, measurements: Iterable[Measurement]) -> None:
+def append(root: Path, measurements: Iterable[Measurement], name: str | None = None) -> None:
     """Add measurements as new part files, one per GPU and operator; on the disk when this returns.
 
-    InputError when the disk is full or the folder cannot be written.
+    `name` of the files, a new one unless given; the same name again replaces them. InputError when the disk is full or the
+    folder cannot be written.
     """
+    name = name or f"part-{time.time_ns()}-{uuid.uuid4().hex[:8]}"
 
     def place(m: Measurement) -> tuple[str, str]:
         return gpu_key(m.gpu), m.workload.op
 
     for (gpu, op), group in groupby(sorted(measurements, key=place), key=place):
-        name = f"part-{time.time_ns()}-{uuid.uuid4().hex[:8]}.parquet"
-        write(table_of(group), root / gpu / op / name)
+        write(table_of(group), root / gpu / op / f"{name}.parquet")
 
 
 def write(table: pa.Table, path: Path, level: int = 3) -> None:
     """Write one Parquet file atomically: a temporary file beside it, flushed, then renamed. `level`: zstd's."""
     temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path.parent):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                pq.write_table(table, file, compression="zstd", compression_level=level, use_dictionary=True,
+                               write_page_checksum=True)  # fmt: skip
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _flush_folder(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the file system refuses inside becomes an InputError that names the folder and what to do."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd", compression_level=level, use_dictionary=True,
-                           write_page_checksum=True)  # fmt: skip
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
+        yield
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(f"{path.parent}: the disk is full; free some space and run again, it continues") from error
-        raise InputError(f"{path.parent}: cannot write ({error.strerror}); choose another output folder") from error
+            raise InputError(f"{folder}: the disk is full; free some space and run again, it continues") from error
+        raise InputError(f"{folder}: cannot write ({error.strerror}); choose another output folder") from error
 
 
 def _flush_folder(folder: Path) -> None:

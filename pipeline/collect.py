@@ -13,6 +13,7 @@ import pandas as pd
 from datasets import schema, split, store
 from datasets.device import Device
 from datasets.measurement import STATUSES
+from datasets.spool import Spool
 from pipeline import config, worlds
 from pipeline.archive import Archive
 from pipeline.collection import Collector, CollectSettings, Tally
@@ -78,11 +79,12 @@ def collect(
     roots: Sequence[Path], data: Path,
 ) -> Tally:  # fmt: skip
     """Measure what the settings ask for and the roots lack, into `data`."""
-    archive = Archive(template, measurer.device)
-    archive.add_frame(rows(template, measurer.device, roots))
-    collector = Collector(measurer, archive, settings.collect, settings.seed, lambda batch: store.append(data, batch))
-    with progress(collector.wanted(workloads), "measuring") as bar:
-        return collector.run(workloads, bar)
+    with Spool(data) as spool:  # before the rows are read: it adds those that a killed run left
+        archive = Archive(template, measurer.device)
+        archive.add_frame(rows(template, measurer.device, roots))
+        collector = Collector(measurer, archive, settings.collect, settings.seed, spool)
+        with progress(collector.wanted(workloads), "measuring") as bar:
+            return collector.run(workloads, bar)
 
 
 def describe(device: Device, data: Path) -> None:

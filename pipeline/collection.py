@@ -7,7 +7,7 @@ and repeats no others.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from typing import cast
 import numpy as np
 
 from datasets.measurement import Candidate, Measurement
+from datasets.spool import Spool
 from pipeline.archive import Archive
 from pipeline.measure.measurer import Measurer
 from pipeline.progress import Progress
@@ -30,7 +31,6 @@ from templates.workload import Workload
 
 log = logging.getLogger("collect")
 
-FLUSH_ROWS, FLUSH_S = 200, 10.0
 RUN_UP = 400
 """Random candidates left when the first guided batch is worked out: enough to measure meanwhile."""
 
@@ -88,21 +88,19 @@ class Tally:
 
 
 class Collector:
-    """Measures what the settings ask for and the archive lacks. `save` gets every batch as soon as it is full."""
+    """Measures what the settings ask for and the archive lacks. `spool` gets every row at once; its owner closes it."""
 
-    def __init__(self, measurer: Measurer, archive: Archive, settings: CollectSettings, seed: int,
-                 save: Callable[[list[Measurement]], None]) -> None:  # fmt: skip
-        self.measurer, self.archive, self.settings, self.seed, self.save = measurer, archive, settings, seed, save
+    def __init__(self, measurer: Measurer, archive: Archive, settings: CollectSettings, seed: int, spool: Spool) -> None:
+        self.measurer, self.archive, self.settings, self.seed, self.spool = measurer, archive, settings, seed, spool
         self.template: Template = archive.template
         self.search = GuidedSearch(archive, settings.guide)
         self.tally = Tally()
         self.leaving = self.vendor_failed = False
-        self.unsaved: list[Measurement] = []
-        self.started = self.saved_at = time.monotonic()
+        self.started = time.monotonic()
 
     def run(self, workloads: Sequence[Workload], progress: Progress) -> Tally:
         """Collect; ends when the counts or the time bound are reached. What is measured is saved, however it ends."""
-        self.started = self.saved_at = time.monotonic()
+        self.started = time.monotonic()
         try:
             with ThreadPoolExecutor(max_workers=1, thread_name_prefix="guide") as helper, self._released():
                 stream = takewhile(lambda _: not self._over(), self.stream(workloads, helper))
@@ -111,7 +109,6 @@ class Collector:
                     self._keep(m)
                     progress.advance(note=f"{self.tally.statuses.get('ok', 0)} ok")
         finally:
-            self._save()
             self.tally.seconds = time.monotonic() - self.started
         return self.tally
 
@@ -221,15 +218,7 @@ class Collector:
             return
         self.tally.add(m)
         self.archive.add([m])
-        self.unsaved.append(m)
-        if len(self.unsaved) >= FLUSH_ROWS or time.monotonic() - self.saved_at > FLUSH_S:
-            self._save()
-
-    def _save(self) -> None:
-        self.saved_at = time.monotonic()
-        if self.unsaved:
-            self.save(self.unsaved)  # where this fails, they are kept for the next try
-            self.unsaved = []
+        self.spool.add(m)
 
 
 def interleaved(lists: Iterable[Sequence[Candidate]]) -> Iterator[Candidate]:

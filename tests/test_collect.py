@@ -11,6 +11,7 @@ import pytest
 from datasets import store
 from datasets.device import H200
 from datasets.measurement import Candidate, Measurement
+from datasets.spool import Spool
 from pipeline import collect, worlds
 from pipeline.archive import Archive
 from pipeline.collection import Collector, CollectSettings, Tally
@@ -49,11 +50,12 @@ class Machine(FakeMeasurer):
 
 
 def gather(machine: Machine, root: Path, settings: CollectSettings = SETTINGS, seed: int = 0) -> Tally:
-    archive = Archive(TEMPLATE, H200)
-    archive.add_frame(collect.rows(TEMPLATE, H200, [root]))
-    collector = Collector(machine, archive, settings, seed, lambda batch: store.append(root, batch))
-    with progress(collector.wanted(WORKLOADS), "measuring") as bar:
-        return collector.run(WORKLOADS, bar)
+    with Spool(root) as spool:
+        archive = Archive(TEMPLATE, H200)
+        archive.add_frame(collect.rows(TEMPLATE, H200, [root]))
+        collector = Collector(machine, archive, settings, seed, spool)
+        with progress(collector.wanted(WORKLOADS), "measuring") as bar:
+            return collector.run(WORKLOADS, bar)
 
 
 def test_counts_are_met_and_no_config_is_measured_twice(tmp_path: Path) -> None:
@@ -223,9 +225,8 @@ def recording(root: Path, rows: int = 8) -> None:
     """A small recording under root, as datasets/recorded holds one."""
     machine, workload = Machine(), Workload.parse("matmul/f32/M=256,N=256,K=256")
     archive = Archive(TEMPLATE, H200)
-    collector = Collector(machine, archive, replace(SETTINGS, random=rows, guided=0), 0, lambda batch: store.append(root, batch))
-    with progress(1, "recording") as bar:
-        collector.run([workload], bar)
+    with Spool(root) as spool, progress(1, "recording") as bar:
+        Collector(machine, archive, replace(SETTINGS, random=rows, guided=0), 0, spool).run([workload], bar)
     H200.save(root / H200.key / "device.json")
 
 
