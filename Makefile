@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 $(if $(word 2,$(OUTPUTS))$(word 2,$(VENV)),$(error OUTPUTS and VENV: paths without spaces, please))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup $(STAGES) features test lint format clean
+.PHONY: help setup doctor $(STAGES) features test lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ $(READY): pyproject.toml constraints.txt
 	@$(if $(TORCH_INDEX),$(PIP) install --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' constraints.txt))
 	@$(PIP) install -r $(VENV)/requirements.txt -c constraints.txt
 	@touch $@
+
+doctor: | $(READY)  ## look whether this machine can do the work: versions, GPU, disks; the cure for what cannot
+	@$(call RUN,pipeline.doctor)
 
 # A stage runs the ones before it when they have no complete run yet.
 collect: | $(READY)  ## measure configs into Parquet (no GPU: check the recorded timings)

@@ -33,15 +33,20 @@ def observe_only() -> bool:
     return os.environ.get("CUDA_AGENT_CLOCKS", "") == "observe"
 
 
+def open_nvml(module: str = "pynvml") -> Any:
+    """The initialised NVML module; raises what it, or its absence, raises."""
+    nvml = importlib.import_module(module)
+    nvml.nvmlInit()
+    return nvml
+
+
 def load_nvml(module: str = "pynvml") -> Any | None:
     """The initialised NVML module, or None (said once) where there is none."""
     try:
-        nvml = importlib.import_module(module)
-        nvml.nvmlInit()
+        return open_nvml(module)
     except Exception as error:  # no package, no library, no driver: each its own type, all mean "observe nothing"
         log.info("NVML is not available (%s): clocks are not observed", error)
         return None
-    return nvml
 
 
 def visible_gpus(nvml: Any | None) -> int | None:

@@ -67,6 +67,14 @@ def find_nvcc(settings: BuildSettings) -> Compiler:
     return Compiler(candidates[0], _version(candidates[0]), settings.host_compiler)
 
 
+def installed() -> list[Path]:
+    """Every nvcc found here, each once, in the order of preference."""
+    found: dict[Path, Path] = {}
+    for path in filter(Path.is_file, _places()):
+        found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
 def _places() -> list[Path]:
     home, found = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     places = [Path(home) / "bin/nvcc"] if home else []
@@ -81,10 +89,16 @@ def _version(path: str) -> str:
         answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"nvcc {path} does not run ({error}); set farm.build.nvcc to one that does") from None
-    match = _RELEASE.search(answer.stdout)
-    if match is None:
+    version = release(answer.stdout)
+    if version is None:
         raise InputError(f"nvcc {path} does not say its version; set farm.build.nvcc to a working nvcc")
-    return match.group(1)
+    return version
+
+
+def release(output: str) -> str | None:
+    """The version in what `nvcc --version` prints, e.g. 13.0.88."""
+    match = _RELEASE.search(output)
+    return match.group(1) if match else None
 
 
 def compile_cubin(compiler: Compiler, source: str, arch: str, flags: list[str], limit_s: float) -> Compiled | BuildFailure:
