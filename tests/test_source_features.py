@@ -84,6 +84,48 @@ __global__ void kernel(const float *A, float *B)
     assert moved == expected
 
 
+WARP_KERNEL = """
+#include <cuda_fp16.h>
+extern "C" __global__ void kernel(const __half *X, __half *Y, float *Z, int n)
+{
+    extern __shared__ __align__(16) unsigned char memory[];
+    float *const row = reinterpret_cast<float *>(memory);
+    float most = -INFINITY;
+    __builtin_assume(n % 8 == 0);
+    for (int i = threadIdx.x; i < n; i += 32) {
+        const uint4 wide = __ldcs(reinterpret_cast<const uint4 *>(X) + i);
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&wide.x));
+        most = fmaxf(most, max(pair.x, pair.y));
+        row[i] = __expf(__half2float(X[i]));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 16));
+    __syncwarp();
+    if (__any_sync(0xffffffffu, most > 0.0f))
+        __stcs(reinterpret_cast<float4 *>(Z) + threadIdx.x, make_float4(most, most, most, most));
+    Y[threadIdx.x] = __float2half_rn(min(most, 1.0f));
+    __stcg(Z, 1.0f);
+}
+"""
+
+
+def test_counts_of_a_kernel_with_shuffles_and_halves_are_what_a_reader_counts() -> None:
+    found = source_features(WARP_KERNEL)
+    expected = {
+        "shuffle": 2, "barrier": 1, "special": 1, "load_global_4": 1, "load_global_1": 1, "load_read_only": 0,
+        "store_global_4": 1, "store_global_1": 2, "store_shared_1": 1, "branch": 1, "compare": 2, "int_div": 0,
+        "add": 8, "mul": 0, "fma": 0,  # four of fmax, max and min, three conversions, a sign
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("type", "header"), [("__half", "cuda_fp16.h"), ("__nv_bfloat16", "cuda_bf16.h")])
+def test_arithmetic_on_16_bit_floats_counts_as_arithmetic(type: str, header: str) -> None:
+    source = f"#include <{header}>\n__global__ void kernel({type} *A) {{ A[0] = A[1] * A[2] + A[3] / A[4]; }}"
+    found = source_features(source)
+    counted = {name: found[name] for name in ("mul", "add", "special", "load_global_1", "store_global_1")}
+    assert counted == {"mul": 1, "add": 1, "special": 1, "load_global_1": 4, "store_global_1": 1}
+
+
 @pytest.mark.parametrize(("loop", "count"), [
     ("int i = 0; i < 10; i += 3", 4), ("int i = 10; i > 0; --i", 10), ("int i = 1; i <= 8; i++", 8), ("int i = 5; i < 5; ++i", 0),
 ])  # fmt: skip
