@@ -1,5 +1,7 @@
 """Features of the source: known counts on small kernels, and every knob of a template moves some of them."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
@@ -7,13 +9,12 @@ from cost_model.source import NAMES, source_features
 from cost_model.syntax import SourceError
 from datasets.device import H200
 from templates.render import render
-from templates.space import sample, violations
-from templates.template import load_template
+from templates.space import canonical_config, violations
+from templates.template import load_template, operators
+from tests.operator_cases import CASES, IDS, configs, listed, with_value
 
-TEMPLATE = load_template("matmul")
-WORKLOAD = TEMPLATE.workload(M=4096, N=4096, K=4096)
-NOT_IN_THE_SOURCE: dict[str, str] = {}
-"""Knobs that act through the launch alone, with the reason; none at present."""
+NOT_IN_THE_SOURCE: dict[tuple[str, str], str] = {}
+"""Knobs (operator, name) that act through the launch alone, with the reason; none at present."""
 
 KERNEL = """
 constexpr int DEPTH = 8;
@@ -139,29 +140,33 @@ def test_syntax_error_is_reported_with_its_line() -> None:
         source_features("__global__ void kernel(float *A) {\n A[0] = missing; }")
 
 
-def test_the_same_names_for_every_config() -> None:
-    assert tuple(source_features(render(TEMPLATE, TEMPLATE.naive))) == NAMES
+@pytest.mark.parametrize(("op", "dtype"), CASES, ids=IDS)
+def test_the_same_names_for_every_operator_dtype_and_config(op: str, dtype: str) -> None:
+    template = load_template(op)
+    for config in configs(template, dtype, 10, np.random.default_rng(0)):
+        assert tuple(source_features(render(template, config, dtype))) == NAMES
     assert len(set(NAMES)) == len(NAMES)
 
 
-@pytest.mark.parametrize("knob", TEMPLATE.names)
-def test_every_knob_moves_a_feature(knob: str) -> None:
+@pytest.mark.parametrize(("op", "knob"), [(op, knob) for op in operators() for knob in load_template(op).names])
+def test_every_knob_moves_a_feature(op: str, knob: str) -> None:
     """Somewhere in the legal space each pair of a knob's neighbouring values differs in the source's features."""
-    if knob in NOT_IN_THE_SOURCE:
-        pytest.skip(NOT_IN_THE_SOURCE[knob])
-    rng = np.random.default_rng(1)
-    values = TEMPLATE.knob[knob].values
-    left = {(a, b) for a, b in zip(values, values[1:], strict=False)}
-    for base in sample(TEMPLATE, WORKLOAD, H200.limits, 400, rng):
-        for low, high in sorted(left):
-            configs = [{**base, knob: low}, {**base, knob: high}]
-            if not any(violations(TEMPLATE, config, WORKLOAD, H200.limits) for config in configs):
-                one, other = (source_features(render(TEMPLATE, config)) for config in configs)
-                assert one != other, f"{knob}: {low} and {high} look the same in {base}"
-                left.remove((low, high))
-        if not left:
-            return
-    assert not left, f"{knob}: no legal base found for {left}"
+    if (op, knob) in NOT_IN_THE_SOURCE:
+        pytest.skip(NOT_IN_THE_SOURCE[op, knob])
+    template, rng = load_template(op), np.random.default_rng(1)
+    workloads = listed(template, template.dtypes[0])
+    values = template.knob[knob].values
+    for low, high in zip(values, values[1:], strict=False):
+        tried = 0
+        for w in (workloads[i] for i in rng.permutation(len(workloads))):
+            bases = islice(with_value(template, w, knob, low, rng), 50)
+            pairs = [(base, canonical_config(template, {**base, knob: high})) for base in bases]
+            legal_pairs = [(a, b) for a, b in pairs if b[knob] == high and not violations(template, b, w, H200.limits)]
+            tried += len(legal_pairs)
+            if any(source_features(render(template, a)) != source_features(render(template, b)) for a, b in legal_pairs):
+                break
+        else:
+            raise AssertionError(f"{knob}: {low} and {high} look the same in all of {tried} pairs of configs")
 
 
 def test_a_knob_that_only_renames_would_be_caught() -> None:
