@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import log2, prod
 
 from cost_model.constants import integer, trips
-from cost_model.counts import CALLS, COUNTS, NOT_OPERATIONS, SPECIAL, WHOLES
+from cost_model.counts import CALLS, COUNTS, LOADS, NOT_OPERATIONS, STORES, WHOLES
 from cost_model.expressions import base, fused, kernels, names, operation, size, words
 from cost_model.syntax import Node, parse
 
@@ -258,6 +258,8 @@ class Counting:
         arguments = [child for child in node.children if child not in named[:1]]
         if node.name == "operator=" and len(arguments) == 2:
             return self._assign(arguments[0], arguments[1], scope)
+        if node.name == "__builtin_assume":
+            return 0.0  # no code: what it says is for the compiler
         depths = [self.visit(argument, scope) for argument in arguments]
         function = node.target
         if function is not None and function.kind == "FUNCTION_DECL" and function.children[-1:]:
@@ -279,9 +281,12 @@ class Counting:
     def _count_call(self, node: Node, arguments: list[Node], scope: _Scope) -> None:
         """A function of CUDA's own, by its name."""
         name = node.name
-        if name == "__ldg":
+        if name in LOADS:
             self._count(f"load_global_{words(node.size)}", scope)
-            self._count("load_read_only", scope)
+            if name == "__ldg":
+                self._count("load_read_only", scope)
+        elif name in STORES:
+            self._count(f"store_global_{words(node.size)}", scope)
         elif name == "__pipeline_memcpy_async":
             self._count("async_copy", scope)
             self._count("async_copy_bytes", scope, integer(arguments[2], scope.values) or 0)
@@ -289,7 +294,7 @@ class Counting:
             self._count("atomic", scope)
         elif name.startswith("__shfl"):
             self._count("shuffle", scope)
-        elif name in SPECIAL:
-            self._count("special", scope)
+        elif name in ("min", "max") and node.form == "float":
+            self._count("add", scope)
         elif name in CALLS:
             self._count(CALLS[name], scope)

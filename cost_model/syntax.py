@@ -18,7 +18,10 @@ FLAGS = (
     "-x", "cuda", "--cuda-device-only", "-nocudainc", "-nocudalib", "-nostdinc", "--cuda-gpu-arch=sm_90",
     "--cuda-path=/nonexistent", "-std=c++17", "-include", str(HERE / "stub.hpp"), f"-I{HERE}",
 )  # fmt: skip
-EMPTY_HEADERS = ("cuda_pipeline_primitives.h", "cuda_fp16.h", "cuda_bf16.h", "math.h", "stdint.h")
+EMPTY_HEADERS = (
+    "cuda_runtime.h", "cuda_pipeline.h", "cuda_pipeline_primitives.h", "cuda_fp16.h", "cuda_bf16.h", "math.h", "cmath", "float.h",
+    "cfloat", "stdint.h", "cstdint",
+)  # fmt: skip
 """Headers a kernel may include; the stub stands for them."""
 
 FLOATS = {TypeKind.FLOAT, TypeKind.DOUBLE, TypeKind.HALF}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -202,6 +203,9 @@ def session_folder() -> Path:
 session_folder_holders: list[tempfile.TemporaryDirectory[str]] = []
 
 
+compiling: dict[Path, Lock] = {}
+
+
 def compiler() -> str:
     """The path of g++; the tests that need one fail without it."""
     path = shutil.which("g++")
@@ -210,14 +214,15 @@ def compiler() -> str:
 
 
 def compile_program(text: str, sanitize: Sanitizer = "address") -> Binary:
-    """Compile a program once per session. AssertionError with the compiler's words where it does not compile."""
+    """Compile a program once per session, by any thread. AssertionError with the compiler's words where it does not compile."""
     flags = ["-std=c++20", "-g1", "-w", *FLAGS[sanitize], f"-I{TESTS}", f"-isystem{TESTS / 'cuda_stubs'}"]
     path = session_folder() / hashlib.sha256(repr((text, flags)).encode()).hexdigest()[:16]
-    if not path.exists():
-        path.with_suffix(".cpp").write_text(text)
-        command = [compiler(), *flags, str(path.with_suffix(".cpp")), "-o", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:4000]
+    with compiling.setdefault(path, Lock()):
+        if not path.exists():
+            path.with_suffix(".cpp").write_text(text)
+            command = [compiler(), *flags, str(path.with_suffix(".cpp")), "-o", str(path)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:4000]
     return Binary(path)
 
 

@@ -1,4 +1,4 @@
-"""Properties of matmul's spec and of the space it spans."""
+"""What is special to matmul's spec and space. What holds for every operator: test_operators_spec.py."""
 
 from dataclasses import replace
 
@@ -10,11 +10,12 @@ from scipy.stats import beta, chi2
 
 from datasets import split
 from templates.errors import InputError
-from templates.knob import Knob, columns_of, config_text, configs_of, parse_config
+from templates.knob import Knob, config_text, configs_of, parse_config
 from templates.space import canonical, canonical_config, complete, distance, edits, legal, sample, violations
 from templates.template import Constraint, Limits, load_template, operators
 from templates.workload import Workload
-from tests.cpu_run import Job, KernelFault, compile_program, program
+from tests.cpu_run import draw_inputs
+from tests.operator_cases import answers
 
 MATMUL = load_template("matmul")
 LIMITS = Limits()
@@ -57,11 +58,6 @@ def test_smallest_workload_has_configs_to_try() -> None:
     assert all(violations(MATMUL, config, AWKWARD[0], LIMITS) == [] for config in configs)
 
 
-def test_sampling_follows_its_seed() -> None:
-    once, again, other = (sample(MATMUL, LARGE, LIMITS, 20, np.random.default_rng(seed)) for seed in (3, 3, 4))
-    assert once == again and once != other
-
-
 TOY = replace(
     MATMUL,
     knobs=(
@@ -102,37 +98,6 @@ def test_space_holds_hundreds_of_thousands_of_configs() -> None:
     assert lower * np.prod([len(knob.values) for knob in MATMUL.knobs], dtype=float) >= 300_000
 
 
-def test_edits_are_legal_and_touch_one_knob_and_its_dependents() -> None:
-    for config in sample(MATMUL, LARGE, LIMITS, 12, np.random.default_rng(9)):
-        found = edits(MATMUL, config, LARGE, LIMITS)
-        assert found
-        for name, value, edited in found:
-            assert edited[name] == value != config[name] and violations(MATMUL, edited, LARGE, LIMITS) == []
-            for other in set(MATMUL.names) - {name}:
-                if edited[other] != config[other]:
-                    knob = MATMUL.knob[other]
-                    assert knob.active is not None and not knob.active(edited) and edited[other] == knob.default
-
-
-def test_no_legal_edit_is_missing() -> None:
-    for config in sample(MATMUL, LARGE, LIMITS, 3, np.random.default_rng(10)):
-        found = {(name, value) for name, value, _ in edits(MATMUL, config, LARGE, LIMITS)}
-        for knob in MATMUL.knobs:
-            for value in knob.values:
-                edited = canonical_config(MATMUL, {**config, knob.name: value})
-                possible = edited[knob.name] == value != config[knob.name] and not violations(MATMUL, edited, LARGE, LIMITS)
-                assert possible == ((knob.name, value) in found), (knob.name, value, config)
-
-
-def test_violations_agree_with_legal() -> None:
-    columns = random_columns(60, np.random.default_rng(11))
-    columns = {name: np.concatenate([column, canonical(MATMUL, columns)[name]]) for name, column in columns.items()}
-    for w in (LARGE, AWKWARD[3]):
-        keep = legal(MATMUL, columns, w, LIMITS)
-        for config, ok in zip(configs_of(columns), keep, strict=True):
-            assert (violations(MATMUL, config, w, LIMITS) == []) == ok
-
-
 def test_every_constraint_forbids_something_that_the_others_allow() -> None:
     """A constraint that never decides is dead, or written twice."""
     n = 150_000
@@ -162,14 +127,6 @@ def test_launches_fit_the_limits_and_cover_the_matrix(w: Workload) -> None:
         assert launch.dynamic_smem_bytes == (derived["smem_bytes"] if config["dynamic_smem"] else 0)
         assert launch.dynamic_smem_bytes <= LIMITS.smem_block_bytes
         assert (launch.workspace_bytes > 0) == (config["split_k"] > 1)
-
-
-def test_derived_of_columns_is_derived_of_each_config() -> None:
-    configs = sample(MATMUL, LARGE, LIMITS, 40, np.random.default_rng(14))
-    columns = MATMUL.derived(columns_of(tuple(configs), MATMUL.names), LARGE)
-    for i, config in enumerate(configs):
-        for name, value in MATMUL.derived(config, LARGE).items():
-            assert np.broadcast_to(columns[name], (40,))[i] == pytest.approx(value), name
 
 
 def test_distance_is_a_metric_on_configs() -> None:
@@ -238,17 +195,9 @@ def test_error_bound_passes_rounding_and_refuses_a_dropped_product() -> None:
     assert np.max(np.abs(dropped - reference) / magnitude) > bound
 
 
-def test_reference_kernel_agrees_with_numpy() -> None:
-    """reference.cu itself, on the CPU: the answer and its magnitude, with a last block that is not full."""
+def test_magnitude_is_the_sum_of_absolute_products() -> None:
     w = workload(13, 21, 37)
-    rng = np.random.default_rng(18)
-    a, b, out = MATMUL.tensors(w)
-    inputs = {t.name: rng.uniform(-1, 1, t.shape).astype(np.float32) for t in (a, b)}
-    tensors = (a, b, replace(out, dtype="f64"), replace(out, name="magnitude", dtype="f64"))
-    launch = replace(MATMUL.launch(MATMUL.naive, w), grid=(3, 1, 1), block=(128, 1, 1))
-    binary = compile_program(program([MATMUL.reference_path.read_text()], "reference", 4, 3, workspace=False))
-    (result,) = binary.run([Job(0, launch, tensors, MATMUL.scalars(w), inputs, label="reference")])
-    assert not isinstance(result, KernelFault), result
-    np.testing.assert_allclose(result["C"], MATMUL.reference(inputs, w), rtol=1e-13, atol=1e-14)
+    inputs = draw_inputs(MATMUL, w, np.random.default_rng(18))
+    (found,) = answers(MATMUL, [(w, inputs)])
     scale = np.abs(inputs["A"]).astype(np.float64) @ np.abs(inputs["B"]).astype(np.float64)
-    np.testing.assert_allclose(result["magnitude"], scale, rtol=1e-13)
+    np.testing.assert_allclose(found.magnitude, scale.ravel(), rtol=1e-13)

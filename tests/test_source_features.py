@@ -1,5 +1,7 @@
 """Features of the source: known counts on small kernels, and every knob of a template moves some of them."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
@@ -7,13 +9,12 @@ from cost_model.source import NAMES, source_features
 from cost_model.syntax import SourceError
 from datasets.device import H200
 from templates.render import render
-from templates.space import sample, violations
-from templates.template import load_template
+from templates.space import canonical_config, violations
+from templates.template import load_template, operators
+from tests.operator_cases import CASES, IDS, configs, listed, with_value
 
-TEMPLATE = load_template("matmul")
-WORKLOAD = TEMPLATE.workload(M=4096, N=4096, K=4096)
-NOT_IN_THE_SOURCE: dict[str, str] = {}
-"""Knobs that act through the launch alone, with the reason; none at present."""
+NOT_IN_THE_SOURCE: dict[tuple[str, str], str] = {}
+"""Knobs (operator, name) that act through the launch alone, with the reason; none at present."""
 
 KERNEL = """
 constexpr int DEPTH = 8;
@@ -84,6 +85,48 @@ __global__ void kernel(const float *A, float *B)
     assert moved == expected
 
 
+WARP_KERNEL = """
+#include <cuda_fp16.h>
+extern "C" __global__ void kernel(const __half *X, __half *Y, float *Z, int n)
+{
+    extern __shared__ __align__(16) unsigned char memory[];
+    float *const row = reinterpret_cast<float *>(memory);
+    float most = -INFINITY;
+    __builtin_assume(n % 8 == 0);
+    for (int i = threadIdx.x; i < n; i += 32) {
+        const uint4 wide = __ldcs(reinterpret_cast<const uint4 *>(X) + i);
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&wide.x));
+        most = fmaxf(most, max(pair.x, pair.y));
+        row[i] = __expf(__half2float(X[i]));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 16));
+    __syncwarp();
+    if (__any_sync(0xffffffffu, most > 0.0f))
+        __stcs(reinterpret_cast<float4 *>(Z) + threadIdx.x, make_float4(most, most, most, most));
+    Y[threadIdx.x] = __float2half_rn(min(most, 1.0f));
+    __stcg(Z, 1.0f);
+}
+"""
+
+
+def test_counts_of_a_kernel_with_shuffles_and_halves_are_what_a_reader_counts() -> None:
+    found = source_features(WARP_KERNEL)
+    expected = {
+        "shuffle": 2, "barrier": 1, "special": 1, "load_global_4": 1, "load_global_1": 1, "load_read_only": 0,
+        "store_global_4": 1, "store_global_1": 2, "store_shared_1": 1, "branch": 1, "compare": 2, "int_div": 0,
+        "add": 8, "mul": 0, "fma": 0,  # four of fmax, max and min, three conversions, a sign
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("type", "header"), [("__half", "cuda_fp16.h"), ("__nv_bfloat16", "cuda_bf16.h")])
+def test_arithmetic_on_16_bit_floats_counts_as_arithmetic(type: str, header: str) -> None:
+    source = f"#include <{header}>\n__global__ void kernel({type} *A) {{ A[0] = A[1] * A[2] + A[3] / A[4]; }}"
+    found = source_features(source)
+    counted = {name: found[name] for name in ("mul", "add", "special", "load_global_1", "store_global_1")}
+    assert counted == {"mul": 1, "add": 1, "special": 1, "load_global_1": 4, "store_global_1": 1}
+
+
 @pytest.mark.parametrize(("loop", "count"), [
     ("int i = 0; i < 10; i += 3", 4), ("int i = 10; i > 0; --i", 10), ("int i = 1; i <= 8; i++", 8), ("int i = 5; i < 5; ++i", 0),
 ])  # fmt: skip
@@ -97,29 +140,33 @@ def test_syntax_error_is_reported_with_its_line() -> None:
         source_features("__global__ void kernel(float *A) {\n A[0] = missing; }")
 
 
-def test_the_same_names_for_every_config() -> None:
-    assert tuple(source_features(render(TEMPLATE, TEMPLATE.naive))) == NAMES
+@pytest.mark.parametrize(("op", "dtype"), CASES, ids=IDS)
+def test_the_same_names_for_every_operator_dtype_and_config(op: str, dtype: str) -> None:
+    template = load_template(op)
+    for config in configs(template, dtype, 10, np.random.default_rng(0)):
+        assert tuple(source_features(render(template, config, dtype))) == NAMES
     assert len(set(NAMES)) == len(NAMES)
 
 
-@pytest.mark.parametrize("knob", TEMPLATE.names)
-def test_every_knob_moves_a_feature(knob: str) -> None:
+@pytest.mark.parametrize(("op", "knob"), [(op, knob) for op in operators() for knob in load_template(op).names])
+def test_every_knob_moves_a_feature(op: str, knob: str) -> None:
     """Somewhere in the legal space each pair of a knob's neighbouring values differs in the source's features."""
-    if knob in NOT_IN_THE_SOURCE:
-        pytest.skip(NOT_IN_THE_SOURCE[knob])
-    rng = np.random.default_rng(1)
-    values = TEMPLATE.knob[knob].values
-    left = {(a, b) for a, b in zip(values, values[1:], strict=False)}
-    for base in sample(TEMPLATE, WORKLOAD, H200.limits, 400, rng):
-        for low, high in sorted(left):
-            configs = [{**base, knob: low}, {**base, knob: high}]
-            if not any(violations(TEMPLATE, config, WORKLOAD, H200.limits) for config in configs):
-                one, other = (source_features(render(TEMPLATE, config)) for config in configs)
-                assert one != other, f"{knob}: {low} and {high} look the same in {base}"
-                left.remove((low, high))
-        if not left:
-            return
-    assert not left, f"{knob}: no legal base found for {left}"
+    if (op, knob) in NOT_IN_THE_SOURCE:
+        pytest.skip(NOT_IN_THE_SOURCE[op, knob])
+    template, rng = load_template(op), np.random.default_rng(1)
+    workloads = listed(template, template.dtypes[0])
+    values = template.knob[knob].values
+    for low, high in zip(values, values[1:], strict=False):
+        tried = 0
+        for w in (workloads[i] for i in rng.permutation(len(workloads))):
+            bases = islice(with_value(template, w, knob, low, rng), 50)
+            pairs = [(base, canonical_config(template, {**base, knob: high})) for base in bases]
+            legal_pairs = [(a, b) for a, b in pairs if b[knob] == high and not violations(template, b, w, H200.limits)]
+            tried += len(legal_pairs)
+            if any(source_features(render(template, a)) != source_features(render(template, b)) for a, b in legal_pairs):
+                break
+        else:
+            raise AssertionError(f"{knob}: {low} and {high} look the same in all of {tried} pairs of configs")
 
 
 def test_a_knob_that_only_renames_would_be_caught() -> None:
