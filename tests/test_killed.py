@@ -67,8 +67,8 @@ def test_a_killed_collection_loses_nothing_and_repeats_nothing(tmp_path: Path) -
         process = start(broken, nvcc)
         answered = wait_for_rows(process, broken, len(seen) + rng.randint(1, ROWS // KILLS))
         process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "the collection ended before it could be killed"
+        output, _ = process.communicate()
+        assert process.returncode == -signal.SIGKILL, f"the collection ended before it could be killed: {output[-2000:]}"
         seen |= answered
     assert len(seen) <= ROWS
     assert finish(broken, nvcc) == table
