@@ -3,8 +3,8 @@
     python -m pipeline.baselines.kernel_tuner [candidates [extent [settings of farm.build ...]]]
 
 measures that many random matmul configs on a square of that extent by both, one after the other, in one process on one GPU.
-Needs a GPU and `pip install kernel-tuner cuda-python`. Kernel Tuner gets the sources that our templates render to, compiled by its
-NVRTC backend one at a time, 100 launches each, its verification on; ours are its defaults but for the number of compilers.
+Needs a GPU and `pip install kernel-tuner cuda-python`. Kernel Tuner gets the sources that our templates render to, compiled by
+its NVRTC backend one at a time, 100 launches each, its verification on; ours are the defaults but for the number of compilers.
 """
 
 import os
@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from datasets.measurement import Candidate, Measurement
 from pipeline.measure.farm import GpuFarm
-from pipeline.measure.nvcc import include_folder
+from pipeline.measure.nvcc import find_nvcc
 from pipeline.measure.settings import BuildSettings, FarmSettings
 from pipeline.tables import table
 from templates import space
@@ -42,7 +43,7 @@ def draw(template: Template, workload: Workload, limits: Limits, n: int, seed: i
 def tune(template: Template, workload: Workload, configs: Sequence[Config], seed: int = 0) -> list[dict[str, Any]]:
     """Kernel Tuner's row for each config, `time` in milliseconds where it ran. InputError where it is not installed."""
     try:
-        from kernel_tuner import tune_kernel  # here, because it is not among our requirements
+        from kernel_tuner import tune_kernel  # type: ignore[import-not-found]  # not among our requirements
     except ImportError:
         raise InputError("Kernel Tuner is not installed: pip install kernel-tuner cuda-python") from None
     rng = np.random.default_rng(seed)
@@ -53,6 +54,7 @@ def tune(template: Template, workload: Workload, configs: Sequence[Config], seed
     scalars = [np.int32(value) for value in template.scalars(workload)]
     launches = [template.launch(config, workload) for config in configs]
     threads = [launch.block[0] for launch in launches]
+    headers = Path(find_nvcc(BuildSettings()).path).resolve().parents[1] / "include"
     results, _ = tune_kernel(
         template.entry,
         lambda params: render(template, configs[params["candidate"]], workload.dtype),
@@ -62,12 +64,12 @@ def tune(template: Template, workload: Workload, configs: Sequence[Config], seed
         grid_div_x=[], grid_div_y=[], grid_div_z=[],
         restrictions=lambda params: threads[params["candidate"]] == params["block_size_x"],
         answer=[None] * len(inputs) + [answer] + [None] * (len(scalars) + 1),
-        atol=1e-3, iterations=LAUNCHES, lang="CUDA", quiet=True, compiler_options=["--std=c++17", f"-I{include_folder()}"],
+        atol=1e-3, iterations=LAUNCHES, lang="CUDA", quiet=True, compiler_options=["--std=c++17", f"-I{headers}"],
     )  # fmt: skip
     return list(results)
 
 
-def measure(workload: Workload, configs: Sequence[Config], build: BuildSettings) -> tuple[list[Measurement], float]:
+def measure(workload: Workload, configs: Sequence[dict[str, int]], build: BuildSettings) -> tuple[list[Measurement], float]:
     """Our farm's rows for the same configs, and the seconds they took once the GPU was ready."""
     with tempfile.TemporaryDirectory() as folder:
         farm = GpuFarm(FarmSettings(look_ahead=128, build=replace(build, cache_dir=folder)))
@@ -80,8 +82,9 @@ def measure(workload: Workload, configs: Sequence[Config], build: BuildSettings)
     return rows, seconds
 
 
-def main(n: int = 200, extent: int = 1024, *build: str) -> None:
+def main(count: str = "200", side: str = "1024", *build: str) -> None:
     """Measure by both and print what came of it."""
+    n, extent = int(count), int(side)
     template = load_template("matmul")
     workload = template.workload(M=extent, N=extent, K=extent)
     configs = draw(template, workload, Limits(), n)
@@ -106,4 +109,4 @@ def main(n: int = 200, extent: int = 1024, *build: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]), *sys.argv[3:])
+    main(*sys.argv[1:])

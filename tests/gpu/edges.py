@@ -2,8 +2,8 @@
 
     python -m tests.gpu.edges softmax [configs [jobs [dtype]]]
 
-also under `compute-sanitizer --tool memcheck` (or racecheck, synccheck, initcheck) `--error-exitcode 9`. The last line counts; the exit status
-is 1 where a kernel is wrong.
+also under `compute-sanitizer --tool memcheck --error-exitcode 9` (or racecheck, synccheck, initcheck). The last line counts; the
+exit status is 1 where a kernel is wrong.
 """
 
 import sys
