@@ -4,6 +4,7 @@ Rows go to `data_dir`; what is measured already is skipped. With no GPU the reco
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from datasets.spool import Spool
 from pipeline import config, worlds
 from pipeline.archive import Archive
 from pipeline.collection import Collector, CollectSettings, Tally
+from pipeline.measure.build import Aside
 from pipeline.measure.measurer import Measurer
 from pipeline.runs import Run, progress, stage
 from pipeline.tables import table
@@ -38,21 +40,23 @@ def main(settings: config.Settings, run: Run) -> None:
         frame = worlds.recorded_rows(recorded, device, template.op)
         run.log.info("no GPU is used: checks the %d recorded timings of %s instead of measuring", len(frame), device.name)
         check(frame, template, device)
-        tally, stats, source = None, {}, "replay"
+        tally, stats, aside, source = None, {}, [], "replay"
     else:
         measurer = worlds.open_farm(settings.gpu, settings.farm, run.folder)
         try:
             device, source = measurer.device, measurer.source
             describe(device, data)
             tally = collect(measurer, template, workloads, settings, [recorded, data], data)
-            stats = statistics(measurer)
+            stats, aside = statistics(measurer), set_aside(measurer)
         finally:
             measurer.close()
         frame = rows(template, device, [recorded, data])
     print(workloads_table(frame, template, workloads))
     lines = summary(frame, tally, stats)
     print("\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in lines.items()))
-    run.write_summary({"gpu": device.name, "source": source, **lines, "farm": stats})
+    if aside:
+        print(aside_line(aside))
+    run.write_summary({"gpu": device.name, "source": source, **lines, "farm": stats, "set_aside": list(map(asdict, aside))})
     print(f"results: {run.folder}")
 
 
@@ -113,6 +117,20 @@ def statistics(measurer: Measurer) -> dict[str, Any]:
     """What the farm says of itself, where it does."""
     stats = getattr(measurer, "stats", None)
     return dict(stats()) if callable(stats) else {}
+
+
+def set_aside(measurer: Measurer) -> list[Aside]:
+    """What the measurer has set aside for slow compiles, where it builds."""
+    aside = getattr(measurer, "aside", None)
+    return list(aside()) if callable(aside) else []
+
+
+def aside_line(aside: Sequence[Aside]) -> str:
+    """`set aside: 2 configs for compiles of 3.2 to 8.1 s, for up to 540 s more (listed in summary.json)`."""
+    slowest, quickest, left = aside[0].compile_s, aside[-1].compile_s, max(entry.left_s for entry in aside)
+    took = f"{slowest:.1f} s" if len(aside) == 1 else f"{quickest:.1f} to {slowest:.1f} s"
+    configs = "1 config for a compile" if len(aside) == 1 else f"{len(aside)} configs for compiles"
+    return f"set aside: {configs} of {took}, for up to {left:.0f} s more (listed in summary.json)"
 
 
 def workloads_table(frame: pd.DataFrame, template: Template, workloads: Sequence[Workload]) -> str:

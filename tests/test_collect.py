@@ -15,6 +15,7 @@ from datasets.spool import Spool
 from pipeline import collect, worlds
 from pipeline.archive import Archive
 from pipeline.collection import Collector, CollectSettings, Tally
+from pipeline.measure.build import Aside
 from pipeline.measure.fake import FakeMeasurer
 from pipeline.progress import progress
 from pipeline.search import GuidedSettings
@@ -163,6 +164,19 @@ def test_the_stage_prints_a_table_and_leaves_a_summary(
     assert summary["measured"] == 6 + 4 + 3
     assert summary["gpu_busy_share"] == 0.5
     assert (tmp_path / "data" / H200.key / "device.json").exists()
+
+
+def test_what_is_set_aside_at_the_end_is_one_line_and_listed_in_the_summary(
+    tmp_path: Path, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    assert "set aside" not in capsys.readouterr().out
+    machine.aside = lambda: [Aside("matmul a=1", 8.13, 100.0), Aside("matmul a=2", 3.2, 540.0)]  # type: ignore[attr-defined]
+    assert run(tmp_path) == 0
+    assert "set aside: 2 configs for compiles of 3.2 to 8.1 s, for up to 540 s more" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "collect/latest/summary.json").read_text())
+    assert summary["set_aside"][0] == {"label": "matmul a=1", "compile_s": 8.13, "left_s": 100.0}
+    assert collect.aside_line([Aside("", 4.0, 9.4)]).startswith("set aside: 1 config for a compile of 4.0 s, for up to 9 s more")
 
 
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
