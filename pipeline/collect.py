@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from datasets import schema, split, store
 from datasets.device import Device
 from datasets.measurement import STATUSES
 from datasets.spool import Spool
 from pipeline import config, worlds
 from pipeline.archive import Archive
-from pipeline.collection import Collector, CollectSettings, Tally
+from pipeline.collection import Collector, Tally
 from pipeline.measure.build import Aside
 from pipeline.measure.measurer import Measurer
+from pipeline.plan import chosen, rows
 from pipeline.runs import Run, progress, stage
 from pipeline.tables import table
 from templates import space
@@ -58,24 +58,6 @@ def main(settings: config.Settings, run: Run) -> None:
         print(aside_line(aside))
     run.write_summary({"gpu": device.name, "source": source, **lines, "farm": stats, "set_aside": list(map(asdict, aside))})
     print(f"results: {run.folder}")
-
-
-def chosen(template: Template, settings: CollectSettings) -> list[Workload]:
-    """The workloads to collect on; InputError for an unknown split, operator or shape."""
-    if settings.workloads:
-        return [template.check_workload(Workload.parse(text)) for text in settings.workloads]
-    lists = split.workloads(template.op)
-    for name in settings.splits:
-        if name not in lists:
-            raise InputError(f"collect.splits: {name!r} is unknown; use {', '.join(lists)}")
-    return [workload for name in settings.splits for workload in lists[name]]
-
-
-def rows(template: Template, device: Device, roots: Sequence[Path]) -> pd.DataFrame:
-    """What is measured already of this template's present version on this GPU."""
-    found = [root for root in roots if root.is_dir() and store.files(root, template.op, device.key)]
-    frame = store.load(found, op=template.op, gpu=device.key) if found else schema.frame_of([])
-    return frame[(frame["template_version"] == template.version) | (frame["origin"] == "vendor")]
 
 
 def collect(

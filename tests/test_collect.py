@@ -14,9 +14,10 @@ from datasets.measurement import Candidate, Measurement
 from datasets.spool import Spool
 from pipeline import collect, worlds
 from pipeline.archive import Archive
-from pipeline.collection import Collector, CollectSettings, Tally
+from pipeline.collection import Collector, Tally
 from pipeline.measure.build import Aside
 from pipeline.measure.fake import FakeMeasurer
+from pipeline.plan import CollectSettings, rows
 from pipeline.progress import progress
 from pipeline.search import GuidedSettings
 from templates.template import load_template
@@ -53,7 +54,7 @@ class Machine(FakeMeasurer):
 def gather(machine: Machine, root: Path, settings: CollectSettings = SETTINGS, seed: int = 0) -> Tally:
     with Spool(root) as spool:
         archive = Archive(TEMPLATE, H200)
-        archive.add_frame(collect.rows(TEMPLATE, H200, [root]))
+        archive.add_frame(rows(TEMPLATE, H200, [root]))
         collector = Collector(machine, archive, settings, seed, spool)
         with progress(collector.wanted(WORKLOADS), "measuring") as bar:
             return collector.run(WORKLOADS, bar)

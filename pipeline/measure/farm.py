@@ -93,11 +93,7 @@ class GpuFarm:
             self._threads[-1].start()
 
     def _build_tools(self, pool: BuildPool) -> Tools:
-        sources = {"": (CHECK_SOURCE, CHECK_SOURCE.read_text())}
-        for template in map(load_template, operators()):
-            for dtype in template.dtypes:
-                sources[f"{template.op}/{dtype}"] = template.reference_path, render_reference(template, dtype)
-        building = {name: (path, pool.submit(text)) for name, (path, text) in sources.items()}
+        building = {name: (path, pool.submit(text)) for name, (path, text) in tool_sources().items()}
         code: dict[str, bytes] = {}
         for name, (path, future) in building.items():
             result = future.result()
@@ -270,6 +266,15 @@ class GpuFarm:
     def _row(self, candidate: Candidate, built: Cubin | BuildFailure | None, outcome: Outcome) -> Measurement:
         assert self._pool is not None
         return row_of(candidate, built, outcome, self._hello, self._pool.compiler.version, self.settings.timing.l2)
+
+
+def tool_sources() -> dict[str, tuple[Path, str]]:
+    """File and source of the farm's own kernels: "" the check kernels, `op/dtype` the references."""
+    sources = {"": (CHECK_SOURCE, CHECK_SOURCE.read_text())}
+    for template in map(load_template, operators()):
+        for dtype in template.dtypes:
+            sources[f"{template.op}/{dtype}"] = template.reference_path, render_reference(template, dtype)
+    return sources
 
 
 def _start(worker: Worker) -> Hello:

@@ -85,7 +85,7 @@ def installed() -> list[Path]:
 def toolkits(settings: BuildSettings) -> list[Path]:
     """Folders of the toolkits that nvcc is looked for in, in the same order; a script that only calls nvcc leads to none."""
     found = [Path(settings.nvcc)] if settings.nvcc else []
-    return [path.resolve().parents[1] for path in found + installed()]
+    return [path.resolve().parent.parent for path in found + installed()]
 
 
 def _places() -> list[Path]:
