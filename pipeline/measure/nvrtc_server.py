@@ -37,10 +37,13 @@ class NvrtcLibrary:
 
     def __init__(self) -> None:
         from cuda.bindings import nvrtc
-        from cuda.pathfinder import load_nvidia_dynamic_lib
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
         self._nvrtc = nvrtc
-        self.path = str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+        try:
+            self.path = str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+        except DynamicLibNotFoundError:
+            raise RuntimeError("libnvrtc.so is not found") from None
 
     def hello(self) -> Hello:
         """Compiles an empty kernel: NVRTC tells its major and minor number only, the PTX that it writes the whole release."""
