@@ -236,7 +236,7 @@ def test_a_cache_without_a_bound_keeps_everything(tmp_path: Path) -> None:
 def test_trimming_spares_foreign_files_and_removes_what_a_dead_process_left(tmp_path: Path) -> None:
     cache, keys = filled(tmp_path, 1, 3)
     folder = tmp_path / keys[0][:2]
-    foreign = [tmp_path / "notes.txt", folder / "notes.txt", folder / "ab.cubin"]
+    foreign = [tmp_path / "notes.txt", folder / "notes.txt", folder / f"{folder.name}.cubin"]
     left, fresh = folder / ".part-dead", folder / ".part-alive"
     for file in [*foreign, left, fresh]:
         file.write_bytes(bytes(MB))
