@@ -24,7 +24,7 @@ WORKLOADS = [Workload.parse(text) for text in TEXTS]
 
 
 def plan(archive: Archive | None = None) -> Plan:
-    return Plan(archive or Archive(MATMUL, H200), CollectSettings(random=5, vendor=True), seed=0)
+    return Plan(archive or Archive(MATMUL, H200), CollectSettings(random=3, vendor=True), seed=0)
 
 
 def run(tmp_path: Path, *overrides: str) -> int:
@@ -33,7 +33,7 @@ def run(tmp_path: Path, *overrides: str) -> int:
     H200.save(recorded / "device.json")
     return compile_stage.main.run([
         f"outputs_dir={tmp_path}/outputs", f"data_dir={tmp_path}/data", f"recorded_dir={tmp_path}/recorded",
-        f"farm.build.cache_dir={tmp_path}/cache", f"collect.workloads={TEXTS}".replace(" ", ""), "collect.random=5", *overrides,
+        f"farm.build.cache_dir={tmp_path}/cache", f"collect.workloads={TEXTS}".replace(" ", ""), "collect.random=3", *overrides,
     ])  # fmt: skip
 
 
