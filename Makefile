@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 $(if $(word 2,$(OUTPUTS))$(word 2,$(VENV)),$(error OUTPUTS and VENV: paths without spaces, please))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor $(STAGES) features test lint format clean
+.PHONY: help setup doctor $(STAGES) compile features test lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ evaluate: | $(READY) $(OUTPUTS)/finetune/latest  ## compare it with every contro
 $(OUTPUTS)/%/latest: | $(READY)
 	@echo "$*: has no complete run in $(OUTPUTS) yet, so it goes first"
 	@$(MAKE) $*
+
+compile: | $(READY)  ## fill the compile cache for another machine's collect, no GPU needed
+	@$(call RUN,pipeline.compile)
 
 features: | $(READY)  ## print the features of one workload and config
 	@$(PY) -m pipeline.features $(ARGS)

@@ -4,20 +4,22 @@ Rows go to `data_dir`; what is measured already is skipped. With no GPU the reco
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from datasets import schema, split, store
 from datasets.device import Device
 from datasets.measurement import STATUSES
 from datasets.spool import Spool
 from pipeline import config, worlds
 from pipeline.archive import Archive
-from pipeline.collection import Collector, CollectSettings, Tally
+from pipeline.collection import Collector, Tally
+from pipeline.measure.build import Aside
 from pipeline.measure.measurer import Measurer
+from pipeline.plan import chosen, rows
 from pipeline.runs import Run, progress, stage
 from pipeline.tables import table
 from templates import space
@@ -38,40 +40,24 @@ def main(settings: config.Settings, run: Run) -> None:
         frame = worlds.recorded_rows(recorded, device, template.op)
         run.log.info("no GPU is used: checks the %d recorded timings of %s instead of measuring", len(frame), device.name)
         check(frame, template, device)
-        tally, stats, source = None, {}, "replay"
+        tally, stats, aside, source = None, {}, [], "replay"
     else:
         measurer = worlds.open_farm(settings.gpu, settings.farm, run.folder)
         try:
             device, source = measurer.device, measurer.source
             describe(device, data)
             tally = collect(measurer, template, workloads, settings, [recorded, data], data)
-            stats = statistics(measurer)
+            stats, aside = statistics(measurer), set_aside(measurer)
         finally:
             measurer.close()
         frame = rows(template, device, [recorded, data])
     print(workloads_table(frame, template, workloads))
     lines = summary(frame, tally, stats)
     print("\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in lines.items()))
-    run.write_summary({"gpu": device.name, "source": source, **lines, "farm": stats})
+    if aside:
+        print(aside_line(aside))
+    run.write_summary({"gpu": device.name, "source": source, **lines, "farm": stats, "set_aside": list(map(asdict, aside))})
     print(f"results: {run.folder}")
-
-
-def chosen(template: Template, settings: CollectSettings) -> list[Workload]:
-    """The workloads to collect on; InputError for an unknown split, operator or shape."""
-    if settings.workloads:
-        return [template.check_workload(Workload.parse(text)) for text in settings.workloads]
-    lists = split.workloads(template.op)
-    for name in settings.splits:
-        if name not in lists:
-            raise InputError(f"collect.splits: {name!r} is unknown; use {', '.join(lists)}")
-    return [workload for name in settings.splits for workload in lists[name]]
-
-
-def rows(template: Template, device: Device, roots: Sequence[Path]) -> pd.DataFrame:
-    """What is measured already of this template's present version on this GPU."""
-    found = [root for root in roots if root.is_dir() and store.files(root, template.op, device.key)]
-    frame = store.load(found, op=template.op, gpu=device.key) if found else schema.frame_of([])
-    return frame[(frame["template_version"] == template.version) | (frame["origin"] == "vendor")]
 
 
 def collect(
@@ -113,6 +99,20 @@ def statistics(measurer: Measurer) -> dict[str, Any]:
     """What the farm says of itself, where it does."""
     stats = getattr(measurer, "stats", None)
     return dict(stats()) if callable(stats) else {}
+
+
+def set_aside(measurer: Measurer) -> list[Aside]:
+    """What the measurer has set aside for slow compiles, where it builds."""
+    aside = getattr(measurer, "aside", None)
+    return list(aside()) if callable(aside) else []
+
+
+def aside_line(aside: Sequence[Aside]) -> str:
+    """`set aside: 2 configs for compiles of 3.2 to 8.1 s, for up to 540 s more (listed in summary.json)`."""
+    slowest, quickest, left = aside[0].compile_s, aside[-1].compile_s, max(entry.left_s for entry in aside)
+    took = f"{slowest:.1f} s" if len(aside) == 1 else f"{quickest:.1f} to {slowest:.1f} s"
+    configs = "1 config for a compile" if len(aside) == 1 else f"{len(aside)} configs for compiles"
+    return f"set aside: {configs} of {took}, for up to {left:.0f} s more (listed in summary.json)"
 
 
 def workloads_table(frame: pd.DataFrame, template: Template, workloads: Sequence[Workload]) -> str:

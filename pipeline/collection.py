@@ -7,11 +7,11 @@ and repeats no others.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, takewhile, zip_longest
+from itertools import takewhile
 from typing import cast
 
 import numpy as np
@@ -20,12 +20,10 @@ from datasets.measurement import Candidate, Measurement
 from datasets.spool import Spool
 from pipeline.archive import Archive
 from pipeline.measure.measurer import Measurer
+from pipeline.plan import CollectSettings, Plan, interleaved
 from pipeline.progress import Progress
-from pipeline.search import GuidedSearch, GuidedSettings
+from pipeline.search import GuidedSearch
 from pipeline.strategy import Task
-from templates import space
-from templates.errors import InputError
-from templates.knob import Config, columns_of
 from templates.template import Template
 from templates.workload import Workload
 
@@ -33,30 +31,6 @@ log = logging.getLogger("collect")
 
 RUN_UP = 400
 """Random candidates left when the first guided batch is worked out: enough to measure meanwhile."""
-
-
-@dataclass(frozen=True)
-class CollectSettings:
-    """What to collect. Counts are per workload and include what is measured already.
-
-    splits: of conf/op; workloads: these instead, as `matmul/f32/M=1,N=64,K=64`. batch: guided configs per workload and
-    round. reuse: share of a workload's random configs that earlier workloads drew too, so that fewer have to be compiled.
-    vendor: time the vendor's kernel too, where PyTorch has CUDA. budget_s: start nothing new after so many seconds (0: no bound).
-    """
-
-    splits: list[str] = field(default_factory=lambda: ["train", "validation", "test"])
-    workloads: list[str] = field(default_factory=list)
-    random: int = 200
-    guided: int = 64
-    batch: int = 32
-    reuse: float = 0.0
-    vendor: bool = True
-    budget_s: float = 900.0
-    guide: GuidedSettings = field(default_factory=GuidedSettings)
-
-    def __post_init__(self) -> None:
-        if min(self.random, self.guided, self.budget_s) < 0 or self.batch < 1 or not 0 <= self.reuse <= 1:
-            raise InputError("collect: random, guided and budget_s from 0, batch from 1 up, reuse from 0 to 1")
 
 
 @dataclass
@@ -93,6 +67,7 @@ class Collector:
     def __init__(self, measurer: Measurer, archive: Archive, settings: CollectSettings, seed: int, spool: Spool) -> None:
         self.measurer, self.archive, self.settings, self.seed, self.spool = measurer, archive, settings, seed, spool
         self.template: Template = archive.template
+        self.plan = Plan(archive, settings, seed)
         self.search = GuidedSearch(archive, settings.guide)
         self.tally = Tally()
         self.leaving = self.vendor_failed = False
@@ -114,54 +89,13 @@ class Collector:
 
     def wanted(self, workloads: Sequence[Workload]) -> int:
         """How many measurements are left to make, at most."""
-        random = sum(map(len, self.random(workloads)))
-        return len(self.anchors(workloads)) + random + sum(self._missing(w, "guided") for w in workloads)
-
-    def anchors(self, workloads: Sequence[Workload]) -> list[Candidate]:
-        """The vendor's kernel and the expert and naive configs that are not measured yet, fastest kind first."""
-        experts = [Candidate(w, self._canonical(self.template.expert(w)), "expert") for w in workloads]
-        naives = [Candidate(w, self._canonical(self.template.naive), "naive") for w in workloads]
-        vendors = [Candidate(w, {}, "vendor") for w in workloads if self.settings.vendor and w not in self.archive.vendor_us]
-        return vendors + [c for c in chain(experts, naives) if not self.archive.knows(c.workload, c.config)]
-
-    def random(self, workloads: Sequence[Workload]) -> list[list[Candidate]]:
-        """The random configs still missing, a list per workload: a draw of its own for each, the same whenever repeated.
-
-        A share `reuse` of a draw comes at random from the earlier workloads' draws, where it is legal: their cubins serve twice.
-        """
-        pool: list[dict[str, int]] = []
-        lists = []
-        for workload in workloads:
-            drawn, new = self._draw(workload, pool)
-            pool += new
-            unknown = [c for c in drawn if not self.archive.knows(workload, c)]
-            lists.append([Candidate(workload, c, "random") for c in unknown[: self._missing(workload, "random")]])
-        return lists
-
-    def _draw(self, workload: Workload, pool: list[dict[str, int]]) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
-        """A workload's random configs in random order, and those of them that are not in the pool."""
-        limits, n = self.measurer.device.limits, self.settings.random
-        rng = np.random.default_rng([self.seed, *str(workload).encode()])
-        shared: list[dict[str, int]] = []
-        if pool and self.settings.reuse > 0:
-            fits = np.flatnonzero(space.legal(self.template, columns_of(list(pool), self.template.names), workload, limits))
-            shared = [pool[i] for i in rng.permutation(fits)[: round(self.settings.reuse * n)]]
-        known = {self.archive.key(c) for c in pool}
-        fresh = space.sample(self.template, workload, limits, n - len(shared), rng)
-        drawn = list({self.archive.key(c): c for c in shared + fresh}.values())
-        return [drawn[i] for i in rng.permutation(len(drawn))], [c for c in fresh if self.archive.key(c) not in known]
-
-    def _canonical(self, config: Config) -> dict[str, int]:
-        return space.canonical_config(self.template, config)
-
-    def _missing(self, workload: Workload, origin: str) -> int:
-        target = self.settings.random if origin == "random" else self.settings.guided - self.archive.claimed(workload)
-        return max(0, target - self.archive.count(workload, origin))
+        random = sum(map(len, self.plan.random(workloads)))
+        return len(self.plan.anchors(workloads)) + random + sum(self.plan.missing(w, "guided") for w in workloads)
 
     def stream(self, workloads: Sequence[Workload], helper: ThreadPoolExecutor) -> Iterator[Candidate]:
         """Everything to measure, in order; guided batches are worked out by `helper`, half of the workloads at a time."""
-        yield from self.anchors(workloads)
-        random = list(interleaved(self.random(workloads)))
+        yield from self.plan.anchors(workloads)
+        random = list(interleaved(self.plan.random(workloads)))
         run_up = len(random) - min(RUN_UP, len(random) // 4)
         groups = [group for group in (workloads[::2], workloads[1::2]) if group]
         yield from random[:run_up]
@@ -177,7 +111,7 @@ class Collector:
 
     def guided(self, workloads: Sequence[Workload], turn: int) -> list[Candidate]:
         """The next guided batch of some workloads, interleaved, by one model; empty when they have all they should."""
-        wanted = {w: min(self.settings.batch, self._missing(w, "guided")) for w in workloads}
+        wanted = {w: min(self.settings.batch, self.plan.missing(w, "guided")) for w in workloads}
         if not any(wanted.values()) or self._over():
             return []
         model = self.search.model(workloads, np.random.default_rng([self.seed, turn]))
@@ -219,9 +153,3 @@ class Collector:
         self.tally.add(m)
         self.archive.add([m])
         self.spool.add(m)
-
-
-def interleaved(lists: Iterable[Sequence[Candidate]]) -> Iterator[Candidate]:
-    """One of each list in turn, so that whatever ends early ends fairly."""
-    for group in zip_longest(*lists):
-        yield from (item for item in group if item is not None)

@@ -18,10 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 from cost_model.fitting import FitSettings
 from cost_model.model import CostModelSettings
 from datasets import split
-from pipeline.collection import CollectSettings
 from pipeline.evaluation import EvaluateSettings
 from pipeline.finetuning import FinetuneSettings
 from pipeline.measure.settings import FarmSettings
+from pipeline.plan import CollectSettings
 from pipeline.pretraining import PretrainSettings
 from pipeline.worlds import GpuSettings
 from templates.errors import InputError

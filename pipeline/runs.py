@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from omegaconf import OmegaConf
 
-from pipeline.measure.nvcc import find_nvcc
+from pipeline.measure.build import find_compiler
 from pipeline.progress import progress
 from pipeline.run_folder import OWN_FILES, TRACEBACK, find_or_make, logged, point, read_json, terminate_as_interrupt, write_json
 from pipeline.versions import ROOT, versions
@@ -184,7 +184,7 @@ def opened(name: str, settings: "Settings", config: str) -> Iterator[Run]:
     with lock, logged(folder), terminate_as_interrupt():
         try:
             (folder / "config.yaml").write_text(config)
-            write_json(folder / "versions.json", {**versions(_nvcc(settings)), "seed": settings.seed})
+            write_json(folder / "versions.json", {**versions(_compiler(settings)), "seed": settings.seed})
             write_json(folder / "state.json", {"state": "running", "pid": os.getpid()})
             run.log.info("%s %s", "continues in" if resumed else "runs in", folder)
             random.seed(settings.seed)
@@ -210,9 +210,11 @@ def _note_end(run: Run, error: BaseException) -> None:
         write_json(run.folder / "state.json", {"state": "unfinished", "error": f"{type(error).__name__}: {error}"})
 
 
-def _nvcc(settings: "Settings") -> str | None:
+def _compiler(settings: "Settings") -> str | None:
     """The compiler's version; None where there is none, which only those who build need to mind."""
     try:
-        return find_nvcc(settings.farm.build).version
+        compiler = find_compiler(settings.farm.build)
     except InputError:
         return None
+    compiler.close()
+    return compiler.version

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 
 from datasets.measurement import Resources
 from pipeline.measure import cache as cache_module
-from pipeline.measure.build import BuildPool, Cubin
-from pipeline.measure.nvcc import BuildFailure, find_nvcc, parse_ptxas
+from pipeline.measure.build import Aside, BuildPool, Cubin
+from pipeline.measure.cache import Cache, Entry, cache_key
+from pipeline.measure.nvcc import BuildFailure, Compiled, find_nvcc, parse_ptxas
 from pipeline.measure.settings import BuildSettings
 from templates.errors import InputError
 
@@ -136,6 +138,135 @@ def test_a_hanging_compile_is_killed_with_its_children_and_set_aside(tmp_path: P
     assert builds.set_aside_s(KERNEL) == 0.0
     builds.submit(KERNEL).result()
     assert calls(tmp_path) == 2, "expired: tried again"
+
+
+class Paced:
+    """A compiler that says of each source that it took as many seconds as the source names."""
+
+    path, version = "paced", "13.0.88"
+
+    def compile(self, source: str, arch: str, flags: list[str], limit_s: float) -> Compiled:
+        return Compiled(b"\x7fELF", {}, float(source))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_what_is_set_aside_is_listed_slowest_first_until_it_expires(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def paced() -> BuildPool:
+        nvcc, cache = fake_nvcc(tmp_path, GOOD), str(tmp_path / "cache")
+        settings = BuildSettings(nvcc=nvcc, cache_dir=cache, slow_compile_s=3.0, set_aside_s=100.0)
+        builds = BuildPool(settings, "sm_90", clock=lambda: now[0])
+        builds.compiler = Paced()
+        return builds
+
+    builds = paced()
+    for source, label in (("3.5", "slow"), ("2.5", "quick")):
+        builds.submit(source, label).result()
+    now[0] = 60.0
+    builds.submit("4.5", "slower").result()
+    assert builds.aside() == [Aside("slower", 4.5, 100.0), Aside("slow", 3.5, 40.0)]
+    assert builds.set_aside_s("3.5") == 40.0
+    now[0] = 100.0
+    assert builds.aside() == [Aside("slower", 4.5, 60.0)]
+    again = paced()
+    again.submit("4.5").result()
+    assert again.aside() == [], "from the cache it costs nothing"
+
+
+def test_a_cache_filled_on_one_machine_serves_another(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    made = pool(here, GOOD).submit(KERNEL).result()
+    shutil.copytree(here / "cache", there / "cache")
+    found = pool(there, "exit 1", host_compiler="/bin/true", jobs=1).submit(KERNEL).result()
+    assert isinstance(made, Cubin) and isinstance(found, Cubin)
+    assert found.cache_hit and (found.code, found.entries) == (made.code, made.entries)
+    assert calls(there) == 0
+
+
+MB = 1_000_000
+RESOURCES = {"twice": Resources(12, 0, 0)}
+
+
+def filled(folder: Path, limit_mb: int, n: int) -> tuple[Cache, list[str]]:
+    """A cache and the keys of n entries of 1 MB, each used a minute after the one before."""
+    keys = [cache_key(str(i), "sm_90", [], "13.0.88") for i in range(n)]
+    unbounded = Cache(folder)
+    for i, key in enumerate(keys):
+        unbounded.store(key, Entry(bytes(MB), RESOURCES, 0.1))
+        for file in folder.glob(f"*/{key}.*"):
+            os.utime(file, (1e9 + 60 * i, 1e9 + 60 * i))
+    return Cache(folder, limit_mb), keys
+
+
+def test_the_entries_used_longest_ago_go_when_the_cache_is_full(tmp_path: Path) -> None:
+    cache, keys = filled(tmp_path, 10, 12)
+    assert cache.load(keys[0]) is not None, "used just now"
+    assert cache.trim() == 4, "down to 90 % of the cap, in which there is room for 8 with their facts"
+    kept = [cache.load(key) is not None for key in keys]
+    assert kept == [True] + 4 * [False] + 7 * [True]
+    assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) <= 9 * MB
+    assert cache.trim() == 0
+
+
+def test_a_full_cache_is_trimmed_while_it_is_written_to(tmp_path: Path) -> None:
+    cache, keys = filled(tmp_path, 10, 0)
+    for i in range(30):
+        cache.store(cache_key(str(i), "sm_90", [], ""), Entry(bytes(MB), RESOURCES, 0.1))
+        assert len(list(tmp_path.glob("*/*.cubin"))) <= 10
+    assert len(list(tmp_path.glob("*/*.cubin"))) >= 8
+
+
+def test_a_pool_trims_its_cache_at_the_start(tmp_path: Path) -> None:
+    filled(tmp_path / "cache", 0, 4)
+    pool(tmp_path, GOOD, cache_mb=2, jobs=1).submit(KERNEL).result()
+    assert len(list((tmp_path / "cache").glob("*/*.cubin"))) == 2, "one old, one new"
+
+
+def test_a_cache_without_a_bound_keeps_everything(tmp_path: Path) -> None:
+    cache, keys = filled(tmp_path, 0, 3)
+    assert cache.trim() == 0
+    assert all(cache.load(key) is not None for key in keys)
+
+
+def test_trimming_spares_foreign_files_and_removes_what_a_dead_process_left(tmp_path: Path) -> None:
+    cache, keys = filled(tmp_path, 1, 3)
+    folder = tmp_path / keys[0][:2]
+    foreign = [tmp_path / "notes.txt", folder / "notes.txt", folder / f"{folder.name}.cubin"]
+    left, fresh = folder / ".part-dead", folder / ".part-alive"
+    for file in [*foreign, left, fresh]:
+        file.write_bytes(bytes(MB))
+        os.utime(file, (1e9, 1e9))
+    os.utime(fresh)
+    cache.trim()
+    assert all(file.exists() for file in foreign) and fresh.exists() and not left.exists()
+
+
+def test_trimming_bears_others_that_trim_and_a_folder_it_may_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, keys = filled(tmp_path, 2, 4)
+    sizes = cache_module._sizes
+
+    def slowly(root: Path) -> dict[str, tuple[float, int]]:
+        found = sizes(root)
+        for file in tmp_path.glob(f"*/{keys[0]}.*"):
+            file.unlink()
+        return found
+
+    monkeypatch.setattr(cache_module, "_sizes", slowly)
+    assert cache.trim() == 3
+
+    def forbidden(root: Path) -> dict[str, tuple[float, int]]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(cache_module, "_sizes", forbidden)
+    assert [cache.trim(), cache.trim()] == [0, 0]
+    assert len([record for record in caplog.records if "Permission denied" in record.message]) == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "no json", "bad json", "json of another kind"])

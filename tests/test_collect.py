@@ -14,8 +14,10 @@ from datasets.measurement import Candidate, Measurement
 from datasets.spool import Spool
 from pipeline import collect, worlds
 from pipeline.archive import Archive
-from pipeline.collection import Collector, CollectSettings, Tally
+from pipeline.collection import Collector, Tally
+from pipeline.measure.build import Aside
 from pipeline.measure.fake import FakeMeasurer
+from pipeline.plan import CollectSettings, rows
 from pipeline.progress import progress
 from pipeline.search import GuidedSettings
 from templates.template import load_template
@@ -52,7 +54,7 @@ class Machine(FakeMeasurer):
 def gather(machine: Machine, root: Path, settings: CollectSettings = SETTINGS, seed: int = 0) -> Tally:
     with Spool(root) as spool:
         archive = Archive(TEMPLATE, H200)
-        archive.add_frame(collect.rows(TEMPLATE, H200, [root]))
+        archive.add_frame(rows(TEMPLATE, H200, [root]))
         collector = Collector(machine, archive, settings, seed, spool)
         with progress(collector.wanted(WORKLOADS), "measuring") as bar:
             return collector.run(WORKLOADS, bar)
@@ -163,6 +165,19 @@ def test_the_stage_prints_a_table_and_leaves_a_summary(
     assert summary["measured"] == 6 + 4 + 3
     assert summary["gpu_busy_share"] == 0.5
     assert (tmp_path / "data" / H200.key / "device.json").exists()
+
+
+def test_what_is_set_aside_at_the_end_is_one_line_and_listed_in_the_summary(
+    tmp_path: Path, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    assert "set aside" not in capsys.readouterr().out
+    machine.aside = lambda: [Aside("matmul a=1", 8.13, 100.0), Aside("matmul a=2", 3.2, 540.0)]  # type: ignore[attr-defined]
+    assert run(tmp_path) == 0
+    assert "set aside: 2 configs for compiles of 3.2 to 8.1 s, for up to 540 s more" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "collect/latest/summary.json").read_text())
+    assert summary["set_aside"][0] == {"label": "matmul a=1", "compile_s": 8.13, "left_s": 100.0}
+    assert collect.aside_line([Aside("", 4.0, 9.4)]).startswith("set aside: 1 config for a compile of 4.0 s, for up to 9 s more")
 
 
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(

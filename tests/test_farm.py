@@ -15,6 +15,7 @@ from datasets.measurement import Candidate, Measurement
 from pipeline.measure.farm import GpuFarm
 from pipeline.measure.settings import BuildSettings, ClockSettings, FarmSettings
 from templates.errors import InputError
+from templates.knob import config_text
 from templates.template import load_template
 from tests.test_build import GOOD, ended_within, fake_nvcc
 
@@ -63,6 +64,15 @@ def test_rows_come_in_order_with_their_origin_and_provenance(farm: GpuFarm) -> N
     assert "best 116.0" in third.message, "the worker knows the best time so far"
     stats = farm.stats()
     assert stats["measured"] == 2 and 0 < stats["gpu_busy_share"] <= 1 and stats["build_misses"] >= 2
+
+
+def test_configs_set_aside_are_listed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    slow = dataclasses.replace(settings(tmp_path).build, slow_compile_s=0.0)
+    with GpuFarm(dataclasses.replace(settings(tmp_path), build=slow)) as farm:
+        list(farm.measure(candidates(FINE)))
+        labels = [entry.label for entry in farm.aside()]
+        assert f"matmul {config_text(FINE)}" in labels and farm.set_aside_s(candidates(FINE)[0]) > 0
 
 
 def test_the_vendors_kernel_goes_through_the_same_farm(farm: GpuFarm) -> None:

@@ -40,7 +40,7 @@ def calls(tmp_path: Path) -> list[str]:
 
 def test_help_is_the_default_and_lists_every_target() -> None:
     text = make().stdout
-    assert all(f"make {name}" in text for name in ("setup", *STAGES, "features", "test", "lint"))
+    assert all(f"make {name}" in text for name in ("setup", *STAGES, "compile", "features", "test", "lint"))
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -50,6 +50,11 @@ def test_a_stage_runs_those_before_it_when_they_have_no_run(name: str, tmp_path:
     assert make(name, *environment).returncode == 0
     assert calls(tmp_path)[-2:] == [calls(tmp_path)[-2], name]
     assert len(calls(tmp_path)) == STAGES.index(name) + 2
+
+
+def test_compiling_needs_no_other_stage(tmp_path: Path, environment: list[str]) -> None:
+    assert make("compile", *environment).returncode == 0
+    assert calls(tmp_path) == ["compile"]
 
 
 def test_nothing_goes_on_behind_a_stage_that_failed(tmp_path: Path, environment: list[str]) -> None:

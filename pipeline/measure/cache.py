@@ -1,11 +1,14 @@
 """The compile cache: cubins on a local disk, by a hash of everything that shapes them."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +17,15 @@ from datasets.measurement import Resources
 
 LAYOUT = 1
 """Version of the files below; entries of another one are left alone and built anew."""
+
+KEPT = 0.9
+"""Share of the cap that trimming leaves, so that it need not trim again at once."""
+
+_PART = ".part-"
+_PART_AGE_S = 3600.0
+"""Files half-written by a process that died are removed once they are as old as this."""
+
+_OURS = re.compile(r"[0-9a-f]{64}\.(cubin|json)")
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +52,16 @@ def default_cache_dir() -> Path:
 class Cache:
     """Cubins in `<root>/<2 hex>/<key>.cubin`, each with a JSON of its length and hash beside it.
 
-    Reading or writing never raises: a damaged entry is a miss, and a full disk means going on uncached, said once.
+    Reading or writing never raises: a damaged entry is a miss, and a full disk means going on uncached, said once. Keys say
+    nothing of the machine, so a folder filled on one serves on another. limit_mb: what it may take (0: no bound).
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, limit_mb: int = 0) -> None:
+        self.root, self.limit_bytes = root, limit_mb * 1_000_000
         self._said: set[str] = set()
         self._lock = threading.Lock()
+        self._trimming = threading.Lock()
+        self._new_bytes = 0
 
     def load(self, key: str) -> Entry | None:
         """The entry, or None where there is none that can be trusted."""
@@ -61,6 +76,8 @@ class Cache:
                 log.warning("cache entry %s is damaged: built anew", key[:12])
                 return None
             resources = {name: Resources(**values) for name, values in facts["resources"].items()}
+            with contextlib.suppress(OSError):  # a folder that only others may write to serves too
+                os.utime(code_path)  # used now
             return Entry(code, resources, float(facts["compile_s"]))
         except FileNotFoundError:
             return None
@@ -84,6 +101,43 @@ class Cache:
             _replace(facts_path, json.dumps(facts).encode())
         except OSError as error:
             self._say("write", f"cannot write to the compile cache {self.root} ({error.strerror}): going on without it")
+            return
+        with self._lock:
+            self._new_bytes += len(entry.code)
+            due = self._new_bytes > (1 - KEPT) / 2 * self.limit_bytes
+        if due:
+            self.trim()
+
+    def trim(self) -> int:
+        """Remove the entries used longest ago until KEPT of the cap is left, where it is exceeded; returns how many went.
+
+        Several processes may do so at once, and others read meanwhile: what vanishes under them is a miss.
+        """
+        if not self.limit_bytes or not self._trimming.acquire(blocking=False):
+            return 0
+        try:
+            with self._lock:
+                self._new_bytes = 0
+            return self._trim()
+        except OSError as error:
+            self._say("trim", f"cannot trim the compile cache {self.root} ({error.strerror}): it may grow")
+            return 0
+        finally:
+            self._trimming.release()
+
+    def _trim(self) -> int:
+        used = _sizes(self.root)
+        total, gone = sum(size for _, size in used.values()), 0
+        if total <= self.limit_bytes:
+            return 0
+        for key in sorted(used, key=lambda key: used[key][0]):
+            for path in reversed(self._paths(key)):  # what vouches for the cubin goes first
+                path.unlink(missing_ok=True)
+            total, gone = total - used[key][1], gone + 1
+            if total <= KEPT * self.limit_bytes:
+                break
+        log.info("compile cache %s: %d entries used longest ago removed, %.0f MB left", self.root, gone, total / 1e6)
+        return gone
 
     def _paths(self, key: str) -> tuple[Path, Path]:
         folder = self.root / key[:2]
@@ -96,8 +150,25 @@ class Cache:
                 log.warning(text)
 
 
+def _sizes(root: Path) -> dict[str, tuple[float, int]]:
+    """(when last used, bytes) by key of all that is in a cache, whole or not; what a dead process half wrote is removed."""
+    used: dict[str, tuple[float, int]] = {}
+    for folder in root.glob("[0-9a-f][0-9a-f]"):
+        for file in os.scandir(folder):
+            try:
+                stat = file.stat(follow_symlinks=False)
+                if _OURS.fullmatch(file.name):
+                    when, size = used.get(key := file.name.partition(".")[0], (0.0, 0))
+                    used[key] = (max(when, stat.st_mtime), size + stat.st_size)
+                elif file.name.startswith(_PART) and time.time() - stat.st_mtime > _PART_AGE_S:
+                    os.unlink(file.path)
+            except FileNotFoundError:
+                continue  # another process trims too
+    return used
+
+
 def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_PART)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -15,7 +15,7 @@ from types import TracebackType
 from datasets.device import Device
 from datasets.measurement import Candidate, Measurement
 from pipeline.measure import clocks
-from pipeline.measure.build import BuildPool, Cubin
+from pipeline.measure.build import Aside, BuildPool, Cubin
 from pipeline.measure.jobs import Hello, Job, Outcome, Tools, VendorJob
 from pipeline.measure.lock import ClockLock
 from pipeline.measure.nvcc import BuildFailure
@@ -24,6 +24,7 @@ from pipeline.measure.settings import FarmSettings
 from pipeline.measure.stopwatch import Stopwatch
 from pipeline.measure.worker import Worker, WorkerLostError
 from templates.errors import InputError
+from templates.knob import config_text
 from templates.render import render, render_reference
 from templates.space import violations
 from templates.template import load_template, operators
@@ -92,11 +93,7 @@ class GpuFarm:
             self._threads[-1].start()
 
     def _build_tools(self, pool: BuildPool) -> Tools:
-        sources = {"": (CHECK_SOURCE, CHECK_SOURCE.read_text())}
-        for template in map(load_template, operators()):
-            for dtype in template.dtypes:
-                sources[f"{template.op}/{dtype}"] = template.reference_path, render_reference(template, dtype)
-        building = {name: (path, pool.submit(text)) for name, (path, text) in sources.items()}
+        building = {name: (path, pool.submit(text)) for name, (path, text) in tool_sources().items()}
         code: dict[str, bytes] = {}
         for name, (path, future) in building.items():
             result = future.result()
@@ -138,6 +135,11 @@ class GpuFarm:
         """Seconds for which a config is still set aside because its compile was slow; 0 when it is not."""
         assert self._pool is not None
         return self._pool.set_aside_s(render(load_template(candidate.workload.op), candidate.config, candidate.workload.dtype))
+
+    def aside(self) -> list[Aside]:
+        """The configs set aside at present because their compile was slow, by operator and config, the slowest first."""
+        assert self._pool is not None
+        return self._pool.aside()
 
     def stats(self) -> dict[str, float]:
         """Candidates measured and a second, restarts, the GPUs' busy share while measuring, and the build pool's counts."""
@@ -185,7 +187,8 @@ class GpuFarm:
             future.set_result(self._row(candidate, None, Outcome("illegal", "; ".join(reasons))))
             return future
         assert self._pool is not None
-        build = self._pool.submit(render(template, candidate.config, candidate.workload.dtype))
+        source = render(template, candidate.config, candidate.workload.dtype)
+        build = self._pool.submit(source, f"{template.op} {config_text(candidate.config)}")
         build.add_done_callback(lambda done: self._built(candidate, done, future))
         return future
 
@@ -263,6 +266,15 @@ class GpuFarm:
     def _row(self, candidate: Candidate, built: Cubin | BuildFailure | None, outcome: Outcome) -> Measurement:
         assert self._pool is not None
         return row_of(candidate, built, outcome, self._hello, self._pool.compiler.version, self.settings.timing.l2)
+
+
+def tool_sources() -> dict[str, tuple[Path, str]]:
+    """File and source of the farm's own kernels: "" the check kernels, `op/dtype` the references."""
+    sources = {"": (CHECK_SOURCE, CHECK_SOURCE.read_text())}
+    for template in map(load_template, operators()):
+        for dtype in template.dtypes:
+            sources[f"{template.op}/{dtype}"] = template.reference_path, render_reference(template, dtype)
+    return sources
 
 
 def _start(worker: Worker) -> Hello:

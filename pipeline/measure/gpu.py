@@ -1,4 +1,4 @@
-"""One GPU through cuda-core: memory, kernels, events, graphs. The only importer of `cuda.*`.
+"""One GPU through cuda-core: memory, kernels, events, graphs. The only importer of `cuda.*` but for NVRTC (`nvrtc_server`).
 
 Each object belongs to the process's one context (the primary one, which PyTorch shares).
 """

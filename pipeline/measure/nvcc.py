@@ -33,6 +33,13 @@ class Compiler:
     version: str
     host_compiler: str | None = None
 
+    def compile(self, source: str, arch: str, flags: list[str], limit_s: float) -> "Compiled | BuildFailure":
+        """One call of nvcc; see `compile_cubin`."""
+        return compile_cubin(self, source, arch, flags, limit_s)
+
+    def close(self) -> None:
+        """Nothing to end: each compile ends what it started."""
+
 
 @dataclass(frozen=True)
 class BuildFailure:
@@ -45,7 +52,7 @@ class BuildFailure:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one call of nvcc made: the binary and what ptxas reported of each entry function, by name."""
+    """What one compile made: the binary and what ptxas reported of each entry function, by name."""
 
     code: bytes
     resources: dict[str, Resources]
@@ -73,6 +80,12 @@ def installed() -> list[Path]:
     for path in filter(Path.is_file, _places()):
         found.setdefault(path.resolve(), path)
     return list(found.values())
+
+
+def toolkits(settings: BuildSettings) -> list[Path]:
+    """Folders of the toolkits that nvcc is looked for in, in the same order; a script that only calls nvcc leads to none."""
+    found = [Path(settings.nvcc)] if settings.nvcc else []
+    return [path.resolve().parent.parent for path in found + installed()]
 
 
 def _places() -> list[Path]:
@@ -148,17 +161,22 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _failure(returncode: int, output: str, compile_s: float) -> BuildFailure:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    told = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
+    told = first_error(output)
     killed = returncode < 0 or "died due to signal" in output or "No space left" in output
     if killed:
         how = f"killed by signal {-returncode}" if returncode < 0 else "one of its tools died or could not write"
-        return BuildFailure("crash", f"nvcc crashed ({how}): {told[:300]}", compile_s)
-    return BuildFailure("compile_error", told[:300], compile_s)
+        return BuildFailure("crash", f"nvcc crashed ({how}): {told}", compile_s)
+    return BuildFailure("compile_error", told, compile_s)
+
+
+def first_error(output: str) -> str:
+    """The line of a compiler's output that tells most: the first that says error, else the last; cut to 300 characters."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")[:300]
 
 
 def parse_ptxas(output: str) -> dict[str, Resources]:
-    """What `-Xptxas -v` reports, by (mangled) entry function."""
+    """What ptxas reports with -v, by (mangled) entry function."""
     found: dict[str, Resources] = {}
     name, spill = None, 0
     for line in output.splitlines():

@@ -9,13 +9,17 @@ from templates.errors import InputError
 class BuildSettings:
     """How candidates are compiled.
 
-    nvcc, host_compiler: None finds them. cache_dir: None is `$XDG_CACHE_HOME/cuda-agent` or `~/.cache/cuda-agent`.
-    limit_s: wall seconds after which a compile is killed. slow_compile_s: above it the config is set aside for set_aside_s.
+    compiler: "nvcc" starts it anew for every source; "nvrtc" keeps `jobs` processes that compile with the NVRTC library.
+    nvcc, host_compiler: None finds them. cache_dir: None is `$XDG_CACHE_HOME/cuda-agent` or `~/.cache/cuda-agent`; cache_mb:
+    what it may take, the least recently used cubins go first (0: no bound). limit_s: wall seconds after which a compile is
+    killed. slow_compile_s: above it the config is set aside for set_aside_s.
     """
 
+    compiler: str = "nvcc"
     nvcc: str | None = None
     host_compiler: str | None = None
     cache_dir: str | None = None
+    cache_mb: int = 4096
     flags: list[str] = field(default_factory=lambda: ["-std=c++17"])
     jobs: int = 4
     limit_s: float = 30.0
@@ -23,8 +27,10 @@ class BuildSettings:
     set_aside_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if self.jobs < 1 or self.limit_s <= 0:
-            raise InputError("farm.build: jobs must be 1 or more, limit_s above 0")
+        if self.jobs < 1 or self.limit_s <= 0 or self.cache_mb < 0:
+            raise InputError("farm.build: jobs must be 1 or more, limit_s above 0, cache_mb 0 or more")
+        if self.compiler not in ("nvcc", "nvrtc"):
+            raise InputError(f"farm.build.compiler={self.compiler}: use nvcc or nvrtc")
 
 
 @dataclass(frozen=True)
