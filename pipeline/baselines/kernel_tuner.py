@@ -20,7 +20,7 @@ import numpy as np
 
 from datasets.measurement import Candidate, Measurement
 from pipeline.measure.farm import GpuFarm
-from pipeline.measure.nvcc import find_nvcc
+from pipeline.measure.nvcc import toolkits
 from pipeline.measure.settings import BuildSettings, FarmSettings
 from pipeline.tables import table
 from templates import space
@@ -54,7 +54,7 @@ def tune(template: Template, workload: Workload, configs: Sequence[Config], seed
     scalars = [np.int32(value) for value in template.scalars(workload)]
     launches = [template.launch(config, workload) for config in configs]
     threads = [launch.block[0] for launch in launches]
-    headers = Path(find_nvcc(BuildSettings()).path).resolve().parents[1] / "include"
+    headers = next((root / "include" for root in toolkits() if (root / "include" / "cuda.h").is_file()), Path("/usr/include"))
     results, _ = tune_kernel(
         template.entry,
         lambda params: render(template, configs[params["candidate"]], workload.dtype),
