@@ -54,7 +54,8 @@ def tune(template: Template, workload: Workload, configs: Sequence[Config], seed
     scalars = [np.int32(value) for value in template.scalars(workload)]
     launches = [template.launch(config, workload) for config in configs]
     threads = [launch.block[0] for launch in launches]
-    headers = next((root / "include" for root in toolkits(BuildSettings()) if (root / "include" / "cuda.h").is_file()), Path("/usr/include"))
+    folders = [root / "include" for root in toolkits(BuildSettings())]
+    headers = next((folder for folder in folders if (folder / "cuda.h").is_file()), Path("/usr/include"))
     results, _ = tune_kernel(
         template.entry,
         lambda params: render(template, configs[params["candidate"]], workload.dtype),
