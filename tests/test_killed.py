@@ -73,13 +73,13 @@ def test_a_killed_collection_loses_nothing_and_repeats_nothing(tmp_path: Path) -
     assert len(seen) <= ROWS
     assert finish(broken, nvcc) == table
     assert measured(broken) == measured(whole)
-    again = Counter(line for line in jobs(broken))
-    assert sum(again.values()) - len(again) <= KILLS, "more than what was being measured when it was killed came twice"
+    again = Counter(jobs(broken))
+    assert sum(again.values()) - len(again) <= 2 * KILLS, "more came twice than was under way: one measured, one on its way"
 
 
 def jobs(folder: Path) -> list[str]:
     """What the worker was asked to measure, in all runs, by its log."""
-    logs = [path.read_text() for path in folder.glob("outputs/collect/*/worker-0.log")]
+    logs = [path.read_text() for path in folder.glob("outputs/collect/2*/worker-0.log")]
     return [line.split(" measure ", 1)[1] for text in logs for line in text.splitlines() if " measure " in line]
 
 
