@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 
 import numpy as np
 
 from datasets import split
 from templates.knob import config_text, configs_of
 from templates.render import render_reference
-from templates.space import canonical, legal, sample, violations
+from templates.space import canonical, legal, violations
 from templates.template import Launch, Limits, Template, Tensor, load_template, operators
 from templates.workload import Workload
 from tests.cpu_run import UNIT_ROUNDOFF, Arrays, Binary, Job, KernelFault, Sanitizer, compile_program, program
@@ -73,9 +74,19 @@ def configs(template: Template, dtype: str, n: int, rng: np.random.Generator, th
             found = first_with_value(template, workloads, *pairs[i], rng, small)
             chosen += [found] if found else []
     while len(chosen) < n:
-        w = workloads[rng.integers(len(workloads))]
-        chosen = _distinct(chosen + [c for c in sample(template, w, LIMITS, 8, rng) if small(c)][:2])
+        w, pair = workloads[rng.integers(len(workloads))], pairs[rng.integers(len(pairs))]
+        chosen = _distinct([*chosen, *islice(filter(small, with_value(template, w, *pair, rng)), 2)])
     return chosen[:n]
+
+
+@cache
+def legal_values(op: str, dtype: str) -> frozenset[tuple[str, int]]:
+    """The knobs' values, as (knob, value), that some config has that is legal on a listed workload."""
+    template, rng = load_template(op), np.random.default_rng(SEED)
+    found = {pair for config in configs(template, dtype, 100, rng) for pair in config.items()}
+    for pair in {(knob.name, value) for knob in template.knobs for value in knob.values} - found:
+        found |= {pair} if first_with_value(template, listed(template, dtype), *pair, rng) else set()
+    return frozenset(found)
 
 
 def _distinct(configs: list[dict[str, int]]) -> list[dict[str, int]]:
