@@ -68,20 +68,46 @@ def violations(template: Template, config: Config, workload: Workload, limits: L
         return reasons + [c.reason for c in template.constraints if not np.all(c.holds(columns, workload, limits))]
 
 
+BATCH = 8192
+MOST_BATCHES = 200
+ENOUGH = 50
+"""Legal draws per config wanted, after which `sample` no longer waits for rare ones."""
+
+
 def sample(template: Template, workload: Workload, limits: Limits, n: int, rng: np.random.Generator) -> list[dict[str, int]]:
     """n distinct legal configs, each legal config as likely as any other, without listing the space.
 
-    Rejection sampling in batches. Fewer than n come back only where the space is (nearly) exhausted.
+    Knob values are drawn at random and inactive knobs set to their defaults, so a config is drawn m times as often as one with
+    no inactive knob, m being the combinations it stands for. Each draw gets a key, uniform in [0, m), and the n smallest keys
+    win: below the smallest m every config has the same chance. Where such draws stay rare, larger keys fill up the rest, that is
+    configs of more inactive knobs. Fewer than n come back only where the space is (nearly) exhausted.
     """
-    found: dict[tuple[int, ...], dict[str, int]] = {}
-    for _ in range(200):
-        batch = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
-        keep = np.flatnonzero(legal(template, batch, workload, limits))[: 2 * n]
-        for config in configs_of({name: column[keep] for name, column in batch.items()}):
-            found.setdefault(tuple(config.values()), config)
-            if len(found) == n:
-                return list(found.values())
-    return list(found.values())
+    found: dict[tuple[int, ...], float] = {}  # the smallest key of each config, in ascending order
+    drawn, fewest = 0, np.inf
+    for _ in range(MOST_BATCHES):
+        columns = canonical(template, {knob.name: rng.choice(np.array(knob.values), size=BATCH) for knob in template.knobs})
+        keep = np.flatnonzero(legal(template, columns, workload, limits))
+        fixed = {name: column[keep] for name, column in columns.items()}
+        stands_for = _combinations(template, fixed)
+        keys = rng.random(len(keep)) * stands_for
+        drawn, fewest = drawn + len(keep), min(fewest, stands_for.min(initial=np.inf))
+        best = np.argsort(keys)[: 2 * n]
+        rows = np.stack([fixed[name][best] for name in template.names], axis=1)
+        for row, key in zip(map(tuple, rows.tolist()), keys[best].tolist(), strict=True):
+            found[row] = min(key, found.get(row, np.inf))
+        found = dict(sorted(found.items(), key=lambda item: item[1])[:n])
+        if len(found) == n and (drawn >= ENOUGH * n or next(reversed(found.values())) <= fewest):
+            break
+    return [dict(zip(template.names, row, strict=True)) for row in found]
+
+
+def _combinations(template: Template, columns: Columns) -> np.ndarray:
+    """Float array (n,): how many combinations of knob values each of n canonical configs stands for."""
+    count = np.ones(len(next(iter(columns.values()))))
+    for knob in template.knobs:
+        if knob.active is not None:
+            count *= np.where(knob.active(columns), 1, len(knob.values))
+    return count
 
 
 def edits(template: Template, config: Config, workload: Workload, limits: Limits) -> list[tuple[str, int, dict[str, int]]]:
