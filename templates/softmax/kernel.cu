@@ -14,6 +14,7 @@
 #define CONTIGUOUS 0        // a block's rows are neighbours
 #define STORAGE 2           // where a row is kept between its passes, 0: nowhere, 1: shared memory, 2: registers
 #define ASYNC_COPY 0        // copy rows to shared memory in the background
+#define HELD 8              // eighths of a row that shared memory keeps; the rest is read again
 #define READ_ONLY 0         // load X through the read-only cache
 #define STREAM_IN 0         // X leaves the caches first
 #define STREAM_OUT 0        // Y leaves the caches first
@@ -23,7 +24,7 @@
 #define STAGES 1            // rows in flight
 #define ONLINE 0            // find maximum and sum together
 #define SERIAL 0            // each thread goes through the warps' maxima and sums by itself
-#define FAST_EXP 0          // __expf instead of expf
+#define FAST_MATH 0         // __expf and __fdividef instead of expf and a division
 #define MIN_BLOCKS 1        // resident blocks to leave registers for
 #define DTYPE 0             // 0: float, 1: half, 2: bfloat16
 
@@ -45,9 +46,6 @@ constexpr unsigned ALL_LANES = 0xffffffff;
 constexpr int WARPS_ROW = THREADS_ROW / 32;
 #if !SERIAL
 constexpr int LANES_PARTS = WARPS_ROW <= 2 ? 2 : WARPS_ROW <= 4 ? 4 : WARPS_ROW <= 8 ? 8 : WARPS_ROW <= 16 ? 16 : 32;
-#endif
-#if ONLINE
-constexpr int PARTS = ROUNDS > 1 ? 2 : 1;  // two in turn: some threads still read this row's while others write the next one's
 #endif
 #endif
 
@@ -164,6 +162,7 @@ __device__ __forceinline__ void load(Vector (&values)[VECTORS], const Vector *fr
 #endif
 
 #if STORAGE == 1 && !ASYNC_COPY
+// Put the thread's vectors into shared memory.
 __device__ __forceinline__ void keep(Vector *tile, const Vector (&values)[VECTORS], int first, int count)
 {
 #pragma unroll
@@ -175,7 +174,24 @@ __device__ __forceinline__ void keep(Vector *tile, const Vector (&values)[VECTOR
 }
 #endif
 
-#if STORAGE == 1 || ASYNC_COPY
+#if STORAGE == 1 && HELD < 8
+// Read them back, those behind the ones held from where they came.
+__device__ __forceinline__ void recall(
+    Vector (&values)[VECTORS], const Vector *tile, int held, const Vector *from, int first, int count)
+{
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) {
+        const int v = first + k * THREADS_ROW;
+#if READ_ONLY
+        values[k] = v < held ? tile[v] : v < count ? __ldg(from + v) : nothing();
+#elif STREAM_IN
+        values[k] = v < held ? tile[v] : v < count ? __ldcs(from + v) : nothing();
+#else
+        values[k] = v < held ? tile[v] : v < count ? from[v] : nothing();
+#endif
+    }
+}
+#elif STORAGE == 1 || ASYNC_COPY
 // Read the thread's vectors back from shared memory.
 __device__ __forceinline__ void recall(Vector (&values)[VECTORS], const Vector *tile, int first, int count)
 {
@@ -189,10 +205,19 @@ __device__ __forceinline__ void recall(Vector (&values)[VECTORS], const Vector *
 
 __device__ __forceinline__ float power(float x)
 {
-#if FAST_EXP
+#if FAST_MATH
     return __expf(x);
 #else
     return expf(x);
+#endif
+}
+
+__device__ __forceinline__ float inverse(float sum)
+{
+#if FAST_MATH
+    return __fdividef(1.0f, sum);
+#else
+    return 1.0f / sum;
 #endif
 }
 
@@ -221,14 +246,15 @@ __device__ __forceinline__ float sum_powers(const Vector (&values)[VECTORS], flo
     for (int k = 0; k < VECTORS; ++k) {
         const Floats x = unpack(values[k]);
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
 #if KEEP_POWERS
+        for (int i = 0; i < WIDTH; ++i) {
             powers[k].at[i] = power(x.at[i] - maximum);
             sum += powers[k].at[i];
+        }
 #else
+        for (int i = 0; i < WIDTH; ++i)
             sum += power(x.at[i] - maximum);
 #endif
-        }
     }
     return sum;
 }
@@ -407,6 +433,17 @@ __device__ __forceinline__ float load_single(const Element *X, Row row, int lane
     return __bfloat162float(X[single_of(row, lane)]);
 #endif
 }
+
+__device__ __forceinline__ void store_single(Element *to, float y)
+{
+#if DTYPE == 0
+    *to = y;
+#elif DTYPE == 1
+    *to = __float2half_rn(y);
+#else
+    *to = __float2bfloat16_rn(y);
+#endif
+}
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
@@ -425,15 +462,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
 
 #if THREADS_ROW > 32
-#if ONLINE
-    __shared__ float2 parts[PARTS][BLOCK_M][WARPS_ROW];  // the warps' maxima and sums
+#if ONLINE && ROUNDS > 1
+    // The warps' maxima and sums, in two places in turn: some threads still read a row's while others write the next one's.
+    __shared__ float2 parts[2][BLOCK_M][WARPS_ROW];
+#elif ONLINE
+    __shared__ float2 parts[BLOCK_M][WARPS_ROW];  // the warps' maxima and sums
 #else
-    __shared__ float maxima[BLOCK_M][WARPS_ROW], sums[BLOCK_M][WARPS_ROW];  // the warps' own
+    __shared__ float maxima[BLOCK_M][WARPS_ROW], sums[BLOCK_M][WARPS_ROW];  // the warps'
 #endif
 #endif
 #if STORAGE == 1 || ASYNC_COPY
     extern __shared__ float4 shared[];
+#if HELD < 8
+    const int slots = N / WIDTH / 8 * HELD;  // vectors held of each row
+#else
     const int slots = N / WIDTH;  // vectors of a row
+#endif
     Vector *const tiles = reinterpret_cast<Vector *>(shared) + place * slots;
 #endif
 
@@ -530,7 +574,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             load(values, in, first, row.vectors);
 #endif
 #if STORAGE == 1 && !ASYNC_COPY
+#if HELD < 8
+            keep(tile, values, first, min(slots, row.vectors));
+#else
             keep(tile, values, first, row.vectors);
+#endif
 #endif
 #if ONLINE
             const float before = maximum;
@@ -555,7 +603,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         float sum = 0.0f;
         for (int first = lane; first < row.vectors; first += VECTORS * THREADS_ROW) {
             Vector values[VECTORS];
-#if STORAGE == 1
+#if STORAGE == 1 && HELD < 8
+            recall(values, tile, min(slots, row.vectors), in, first, row.vectors);
+#elif STORAGE == 1
             recall(values, tile, first, row.vectors);
 #else
             load(values, in, first, row.vectors);
@@ -571,8 +621,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #if ONLINE && KEEP_POWERS
         const float own = maximum;
 #endif
-#if ONLINE && THREADS_ROW > 32
-        row_combine(maximum, sum, parts[round % PARTS][place]);
+#if ONLINE && THREADS_ROW > 32 && ROUNDS > 1
+        row_combine(maximum, sum, parts[round % 2][place]);
+#elif ONLINE && THREADS_ROW > 32
+        row_combine(maximum, sum, parts[place]);
 #elif ONLINE && THREADS_ROW > 1
         lanes_combine<THREADS_ROW>(maximum, sum);
 #elif THREADS_ROW > 32
@@ -583,9 +635,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
         // Results.
 #if ONLINE && KEEP_POWERS
-        const float factor = power(own - maximum) / sum;  // the powers are relative to the thread's maximum
+        const float factor = power(own - maximum) * inverse(sum);  // the powers are relative to the thread's own maximum
 #else
-        const float factor = 1.0f / sum;
+        const float factor = inverse(sum);
 #endif
 #if STORAGE == 2 && KEEP_POWERS
         finish(out, powers, lane, row.vectors, factor);
@@ -594,7 +646,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #else
         for (int first = lane; first < row.vectors; first += VECTORS * THREADS_ROW) {
             Vector values[VECTORS];
-#if STORAGE == 1
+#if STORAGE == 1 && HELD < 8
+            recall(values, tile, min(slots, row.vectors), in, first, row.vectors);
+#elif STORAGE == 1
             recall(values, tile, first, row.vectors);
 #else
             load(values, in, first, row.vectors);
@@ -604,12 +658,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
 #if PEEL && WIDTH > 1
         if (lane < row.singles)
-#if DTYPE == 0
-            Y[single_of(row, lane)] = power(single - maximum) / sum;
-#elif DTYPE == 1
-            Y[single_of(row, lane)] = __float2half_rn(power(single - maximum) / sum);
+#if ONLINE && KEEP_POWERS
+            store_single(Y + single_of(row, lane), power(single - own) * factor);
 #else
-            Y[single_of(row, lane)] = __float2bfloat16_rn(power(single - maximum) / sum);
+            store_single(Y + single_of(row, lane), power(single - maximum) * factor);
 #endif
 #endif
     }

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from templates.knob import Columns
-from templates.softmax.work import derived, registers, row_vectors
+from templates.softmax.work import derived, held_vectors, registers, row_vectors
 from templates.template import ELEMENT_BYTES, Constraint, Limits
 from templates.workload import LARGEST, Workload
 
-MOST_VALUES = 128  # elements in an unrolled loop body: up to 20 instructions of 16 bytes each, a third of a 128 KiB instruction cache
+MOST_VALUES = 128  # elements in an unrolled loop body, up to 20 instructions of 16 bytes each: a third of the instruction cache
 THREADS_PER_SM = 2048  # of compute capability 8.0 and 9.0
-LONGEST_SUM = 8192  # terms that a thread may add up one by one: the small ones are lost where the sum has grown too far beyond them
+LONGEST_SUM = 8192  # terms that a thread may add up one by one: a sum that has grown further loses the small ones
 
 
 def _threads_fit(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -87,6 +87,7 @@ CONSTRAINTS = (
         "shared memory does not fit: lower block_m or stages, or choose another storage",
         lambda c, w, limits: derived(c, w)["smem_bytes"] <= limits.smem_block_bytes,
     ),
+    Constraint("a row is too short to be held in part: set held=8", lambda c, w, _: (c["held"] == 8) | (held_vectors(c, w) > 0)),
     Constraint("more stages than rounds, or more than 2 without asynchronous copies", _stages_fit),
     Constraint(
         "asynchronous copies need compute capability 8.0",

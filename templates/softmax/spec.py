@@ -23,16 +23,18 @@ def _stages_active(c: Columns) -> Any:
 KNOBS = (
     Knob("threads_row", "layout", (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), 256,
          "threads that share a row: cheap reductions against many rows at once"),
-    Knob("block_m", "layout", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1, "rows per thread block at a time"),
+    Knob("block_m", "layout", (1, 2, 4, 8, 16, 32, 64, 128), 1, "rows per thread block at a time"),
     Knob("width", "layout", (1, 2, 4, 8), 4, "elements per global access: up to 16 bytes"),
     Knob("peel", "layout", (0, 1), 1, "rows need not be aligned to the width: their ends go element by element",
          lambda c: c["width"] > 1),
-    Knob("rounds", "layout", (1, 2, 4, 8, 16, 32), 1, "rows a thread works on, one after another: fewer, longer blocks"),
+    Knob("rounds", "layout", (1, 2, 4, 8, 16), 1, "rows a thread works on, one after another: fewer, longer blocks"),
     Knob("contiguous", "layout", (0, 1), 0, "a block's rows are neighbours instead of a grid apart: order of access",
          lambda c: c["rounds"] > 1),
     Knob("storage", "memory", (0, 1, 2), 2, "where a row is kept between its passes: nowhere, shared memory, registers"),
     Knob("async_copy", "memory", (0, 1), 0, "copy rows to shared memory without registers (cp.async)",
          lambda c: c["storage"] != 0),
+    Knob("held", "memory", (1, 2, 3, 4, 5, 6, 7, 8), 8, "eighths of a row that shared memory keeps; the rest is read again",
+         lambda c: (c["storage"] == 1) & (c["async_copy"] == 0)),
     Knob("read_only", "memory", (0, 1), 0, "load X through the read-only cache path (__ldg)", lambda c: c["async_copy"] == 0),
     Knob("stream_in", "memory", (0, 1), 0, "load X as data that leaves the caches first (__ldcs)",
          lambda c: (c["async_copy"] == 0) & (c["read_only"] == 0)),
@@ -45,8 +47,8 @@ KNOBS = (
     Knob("online", "schedule", (0, 1), 0, "find maximum and sum together: one reduction, one pass less without storage"),
     Knob("serial", "schedule", (0, 1), 0, "each thread goes through the warps' parts by itself instead of by shuffles",
          lambda c: c["threads_row"] > 32),
-    Knob("fast_exp", "schedule", (0, 1), 0, "__expf instead of expf"),
-    Knob("min_blocks", "schedule", (1, 2, 3, 4, 6, 8, 12, 16), 1,
+    Knob("fast_math", "schedule", (0, 1), 0, "__expf and __fdividef instead of expf and a division"),
+    Knob("min_blocks", "schedule", (1, 2, 3, 4, 6, 8, 16), 1,
          "resident blocks per SM the compiler must leave registers for"),
 )  # fmt: skip
 
@@ -104,8 +106,8 @@ def edge_shapes(config: Config) -> list[Workload]:
 
 NAIVE = {
     "threads_row": 32, "block_m": 4, "width": 1, "peel": 1, "rounds": 1, "contiguous": 0, "storage": 0, "async_copy": 0,
-    "read_only": 0, "stream_in": 0, "stream_out": 0, "keep_powers": 0, "vectors": 1, "stages": 1, "online": 0, "serial": 0,
-    "fast_exp": 0, "min_blocks": 1,
+    "held": 8, "read_only": 0, "stream_in": 0, "stream_out": 0, "keep_powers": 0, "vectors": 1, "stages": 1, "online": 0,
+    "serial": 0, "fast_math": 0, "min_blocks": 1,
 }  # fmt: skip
 """One warp per row, which reads it three times, element by element."""
 
@@ -117,12 +119,12 @@ def expert(w: Workload) -> dict[str, int]:
     widest = 16 // ELEMENT_BYTES[w.dtype]
     aligned = max(width for width in (1, 2, 4, 8) if width <= widest and w["N"] % width == 0)
     width = widest if aligned == 1 and w["N"] >= 64 else aligned
-    config = {**NAIVE, "width": width, "peel": int(width == 1 or aligned < width), "fast_exp": 1, "block_m": 1}
+    config = {**NAIVE, "width": width, "peel": int(width == 1 or aligned < width), "fast_math": 1, "block_m": 1}
     row_vectors = w["N"] // width
     threads = next((t for t in (32, 128, 256, 512, 1024) if row_vectors <= 8 * t), None)
     if threads is not None:
         vectors = max(1, -(-row_vectors // threads))
-        return config | {"threads_row": threads, "storage": 2, "vectors": vectors, "block_m": min(4, w["M"]) if threads == 32 else 1}
+        return config | {"threads_row": threads, "storage": 2, "vectors": vectors, "block_m": 4 if threads == 32 else 1}
     config |= {"threads_row": 1024, "vectors": 4}
     in_shared = config | {"storage": 1}
     return config | {"online": 1} if violations(TEMPLATE, in_shared, w, Limits()) else in_shared

@@ -20,19 +20,20 @@ def traffic(c: Columns, w: Workload, d: Mapping[str, Any], sm_count: int, l2_byt
     A row without storage is read again from L2 as long as the rows that are worked on at a time fit there, else from DRAM.
     """
     size = float(ELEMENT_BYTES[w.dtype]) * w["M"] * w["N"]
-    passes = np.where(c["storage"] == 0, 3 - c["online"], 1)
+    read_again = np.where(c["storage"] == 0, 1.0, np.where(c["storage"] == 1, 1.0 - c["held"] / 8, 0.0))  # share of a row
+    passes = 1.0 + read_again * (2 - c["online"])
     resident = np.minimum(_resident_blocks(d), np.maximum(d["blocks"] / sm_count, 1.0))
     blocks = np.minimum(d["blocks"], resident * sm_count)
     working_set = blocks * c["block_m"] * float(ELEMENT_BYTES[w.dtype]) * w["N"]
-    again = np.where(c["storage"] == 0, (passes - 1) * np.minimum(1.0, working_set / l2_bytes), 0.0)
     kept = (c["keep_powers"] == 1) | ((c["storage"] == 2) & (ELEMENT_BYTES[w.dtype] == 4) & (c["online"] == 0))
+    rescaled = np.where((c["storage"] != 2) & (c["online"] == 1), 1.0 / (c["vectors"] * c["width"]), 0.0)
     return {
         "passes": passes,
-        "dram_bytes": size * (2.0 + again),
+        "dram_bytes": size * (2.0 + (passes - 1.0) * np.minimum(1.0, read_again * working_set / l2_bytes)),
         "l2_bytes": size * (1.0 + passes),
-        "working_set_l2": working_set / l2_bytes,
+        "working_set_l2": np.maximum(read_again, 1 / 16) * working_set / l2_bytes,
         "bytes_ahead_sm": np.maximum(resident * d["bytes_ahead"], 1.0),
-        "exponentials": np.where(kept, 1.0, 2.0) + np.where((c["storage"] == 0) & (c["online"] == 1), 1.0 / (c["vectors"] * c["width"]), 0),
+        "exponentials": np.where(kept, 1.0, 2.0) + rescaled,
         "accesses_thread": d["thread_vectors"],
         "unrolled": c["vectors"] * c["width"],
         "slots_use": np.maximum(w["N"] / np.maximum(d["slots"], 1), 1e-6),

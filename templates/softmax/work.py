@@ -8,7 +8,7 @@ from templates.knob import Columns
 from templates.template import ELEMENT_BYTES
 from templates.workload import Workload
 
-OTHER_REGISTERS = 16
+OTHER_REGISTERS = 20
 """Per thread, beside the elements it holds: addresses, bounds, maximum and sum, an exponential on its way."""
 
 
@@ -22,10 +22,15 @@ def row_vectors(c: Columns, w: Workload) -> Any:
     return w["N"] // c["width"]
 
 
+def held_vectors(c: Columns, w: Workload) -> Any:
+    """Vectors of a row that have a place in shared memory."""
+    return np.where(c["held"] < 8, row_vectors(c, w) // 8 * c["held"], row_vectors(c, w))
+
+
 def tile_bytes(c: Columns, w: Workload) -> Any:
     """Shared memory for the rows in flight, sized at launch."""
     rows = c["block_m"] * np.where(c["async_copy"] == 1, c["stages"], 1)
-    return np.where(passes_shared(c), rows * row_vectors(c, w) * c["width"] * ELEMENT_BYTES[w.dtype], 0)
+    return np.where(passes_shared(c), rows * held_vectors(c, w) * c["width"] * ELEMENT_BYTES[w.dtype], 0)
 
 
 def parts_bytes(c: Columns) -> Any:
