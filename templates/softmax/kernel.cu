@@ -468,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #elif ONLINE
     __shared__ float2 parts[BLOCK_M][WARPS_ROW];  // the warps' maxima and sums
 #else
-    __shared__ float maxima[BLOCK_M][WARPS_ROW], sums[BLOCK_M][WARPS_ROW];  // the warps'
+    __shared__ float parts[2][BLOCK_M][WARPS_ROW];  // the warps' maxima, and their sums
 #endif
 #endif
 #if STORAGE == 1 || ASYNC_COPY
@@ -590,7 +590,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         }
 #endif
 #if !ONLINE && THREADS_ROW > 32
-        maximum = row_max(maximum, maxima[place]);
+        maximum = row_max(maximum, parts[0][place]);
 #elif !ONLINE && THREADS_ROW > 1
         maximum = lanes_max<THREADS_ROW>(maximum);
 #endif
@@ -628,7 +628,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #elif ONLINE && THREADS_ROW > 1
         lanes_combine<THREADS_ROW>(maximum, sum);
 #elif THREADS_ROW > 32
-        sum = row_sum(sum, sums[place]);
+        sum = row_sum(sum, parts[1][place]);
 #elif THREADS_ROW > 1
         sum = lanes_sum<THREADS_ROW>(sum);
 #endif

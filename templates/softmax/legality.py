@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 
 from templates.knob import Columns
-from templates.softmax.work import derived, held_vectors, registers, row_vectors
+from templates.softmax.work import derived, registers, row_bytes, row_vectors
 from templates.template import ELEMENT_BYTES, Constraint, Limits
 from templates.workload import LARGEST, Workload
 
 MOST_VALUES = 128  # elements in an unrolled loop body, up to 20 instructions of 16 bytes each: a third of the instruction cache
 THREADS_PER_SM = 2048  # of compute capability 8.0 and 9.0
-LONGEST_SUM = 8192  # terms that a thread may add up one by one: a sum that has grown further loses the small ones
+HELD_WHOLE_BYTES = 64 * 1024  # three rows and more have room in an SM's shared memory
+FEW_ELEMENTS = 256  # of a row per thread, where less than a warp shares it: its accesses are too short for whole cache lines
 
 
 def _threads_fit(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -31,8 +32,8 @@ def _vectors_are_used(c: Columns, w: Workload, limits: Limits) -> Any:
     return c["vectors"] <= 2 * derived(c, w)["thread_vectors"]
 
 
-def _sums_are_short(c: Columns, w: Workload, limits: Limits) -> Any:
-    return (c["threads_row"] >= 32) | (w["N"] <= LONGEST_SUM * c["threads_row"])
+def _warps_share_long_rows(c: Columns, w: Workload, limits: Limits) -> Any:
+    return (c["threads_row"] >= 32) | (w["N"] <= FEW_ELEMENTS * c["threads_row"])
 
 
 def _registers_fit(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -77,7 +78,7 @@ CONSTRAINTS = (
         "the unrolled loop would not stay in the instruction cache: lower vectors or width",
         lambda c, *_: c["vectors"] * c["width"] <= MOST_VALUES,
     ),
-    Constraint("a thread would add up so many terms that rounding errors show: raise threads_row", _sums_are_short),
+    Constraint("rows are too long for less than a warp: raise threads_row", _warps_share_long_rows),
     Constraint("too few registers for the elements, they would spill: lower vectors, width or min_blocks", _registers_fit),
     Constraint(
         "an SM does not hold so many threads: lower min_blocks",
@@ -87,7 +88,10 @@ CONSTRAINTS = (
         "shared memory does not fit: lower block_m or stages, or choose another storage",
         lambda c, w, limits: derived(c, w)["smem_bytes"] <= limits.smem_block_bytes,
     ),
-    Constraint("a row is too short to be held in part: set held=8", lambda c, w, _: (c["held"] == 8) | (held_vectors(c, w) > 0)),
+    Constraint(
+        "rows are short enough to be held whole: set held=8",
+        lambda c, w, _: (c["held"] == 8) | (row_bytes(c, w) > HELD_WHOLE_BYTES),
+    ),
     Constraint("more stages than rounds, or more than 2 without asynchronous copies", _stages_fit),
     Constraint(
         "asynchronous copies need compute capability 8.0",

@@ -21,9 +21,9 @@ def _stages_active(c: Columns) -> Any:
 
 
 KNOBS = (
-    Knob("threads_row", "layout", (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), 256,
+    Knob("threads_row", "layout", (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), 256,
          "threads that share a row: cheap reductions against many rows at once"),
-    Knob("block_m", "layout", (1, 2, 4, 8, 16, 32, 64, 128), 1, "rows per thread block at a time"),
+    Knob("block_m", "layout", (1, 2, 4, 8, 16, 32), 1, "rows per thread block at a time"),
     Knob("width", "layout", (1, 2, 4, 8), 4, "elements per global access: up to 16 bytes"),
     Knob("peel", "layout", (0, 1), 1, "rows need not be aligned to the width: their ends go element by element",
          lambda c: c["width"] > 1),
@@ -33,7 +33,7 @@ KNOBS = (
     Knob("storage", "memory", (0, 1, 2), 2, "where a row is kept between its passes: nowhere, shared memory, registers"),
     Knob("async_copy", "memory", (0, 1), 0, "copy rows to shared memory without registers (cp.async)",
          lambda c: c["storage"] != 0),
-    Knob("held", "memory", (1, 2, 3, 4, 5, 6, 7, 8), 8, "eighths of a row that shared memory keeps; the rest is read again",
+    Knob("held", "memory", (2, 3, 4, 6, 8), 8, "eighths of a row that shared memory keeps; the rest is read again",
          lambda c: (c["storage"] == 1) & (c["async_copy"] == 0)),
     Knob("read_only", "memory", (0, 1), 0, "load X through the read-only cache path (__ldg)", lambda c: c["async_copy"] == 0),
     Knob("stream_in", "memory", (0, 1), 0, "load X as data that leaves the caches first (__ldcs)",
@@ -41,14 +41,14 @@ KNOBS = (
     Knob("stream_out", "memory", (0, 1), 0, "store Y as data that leaves the caches first (__stcs)"),
     Knob("keep_powers", "memory", (0, 1), 0, "keep the exponentials in registers instead of computing them twice",
          lambda c: c["storage"] == 2),
-    Knob("vectors", "schedule", (*range(1, 9), *range(10, 29, 2), 32), 4,
+    Knob("vectors", "schedule", (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32), 4,
          "vectors of a row that a thread loads before it uses them: accesses in flight, loop unrolling"),
-    Knob("stages", "schedule", (1, 2, 3, 4), 1, "rows in flight: software pipelining over a thread's rows", _stages_active),
+    Knob("stages", "schedule", (1, 2, 3), 1, "rows in flight: software pipelining over a thread's rows", _stages_active),
     Knob("online", "schedule", (0, 1), 0, "find maximum and sum together: one reduction, one pass less without storage"),
     Knob("serial", "schedule", (0, 1), 0, "each thread goes through the warps' parts by itself instead of by shuffles",
          lambda c: c["threads_row"] > 32),
     Knob("fast_math", "schedule", (0, 1), 0, "__expf and __fdividef instead of expf and a division"),
-    Knob("min_blocks", "schedule", (1, 2, 3, 4, 6, 8, 16), 1,
+    Knob("min_blocks", "schedule", (1, 2, 4, 8), 1,
          "resident blocks per SM the compiler must leave registers for"),
 )  # fmt: skip
 

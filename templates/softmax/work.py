@@ -22,6 +22,11 @@ def row_vectors(c: Columns, w: Workload) -> Any:
     return w["N"] // c["width"]
 
 
+def row_bytes(c: Columns, w: Workload) -> Any:
+    """Bytes of the whole vectors of a row."""
+    return row_vectors(c, w) * c["width"] * ELEMENT_BYTES[w.dtype]
+
+
 def held_vectors(c: Columns, w: Workload) -> Any:
     """Vectors of a row that have a place in shared memory."""
     return np.where(c["held"] < 8, row_vectors(c, w) // 8 * c["held"], row_vectors(c, w))
@@ -43,7 +48,8 @@ def registers(c: Columns, w: Workload) -> Any:
     """A floor per thread: the vectors it has in flight or keeps, as they are stored or as floats, and the rest."""
     words = c["vectors"] * np.maximum(1, c["width"] * ELEMENT_BYTES[w.dtype] // 4)
     ahead = np.where((c["storage"] == 2) & (c["async_copy"] == 0) & (c["stages"] > 1), words, 0)
-    return np.where(c["keep_powers"] == 1, c["vectors"] * c["width"], words) + ahead + OTHER_REGISTERS
+    widened = c["width"] if ELEMENT_BYTES[w.dtype] < 4 else 0
+    return np.where(c["keep_powers"] == 1, c["vectors"] * c["width"], words) + ahead + widened + OTHER_REGISTERS
 
 
 def derived(c: Columns, w: Workload) -> dict[str, Any]:
@@ -57,8 +63,7 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
     share = np.maximum(1, -(-vectors // c["threads_row"]))
     threads = c["threads_row"] * c["block_m"]
     steps = -(-share // c["vectors"])
-    row_bytes = vectors * c["width"] * ELEMENT_BYTES[w.dtype]
-    batch = np.minimum(c["threads_row"] * c["vectors"] * c["width"] * ELEMENT_BYTES[w.dtype], row_bytes)
+    batch = np.minimum(c["threads_row"] * c["vectors"] * c["width"] * ELEMENT_BYTES[w.dtype], row_bytes(c, w))
     return {
         "threads": threads,
         "smem_bytes": tile_bytes(c, w) + parts_bytes(c),
@@ -68,5 +73,5 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
         "thread_vectors": share,
         "steps": steps,
         "slots": steps * c["threads_row"] * c["vectors"] * c["width"],
-        "bytes_ahead": c["block_m"] * c["stages"] * np.where(c["async_copy"] == 1, row_bytes, batch),
+        "bytes_ahead": c["block_m"] * c["stages"] * np.where(c["async_copy"] == 1, row_bytes(c, w), batch),
     }
