@@ -21,7 +21,7 @@ ONE_OF_EACH = [
     {},
     {"storage": 2, "vectors": 3, "width": 2, "threads_row": 16, "block_m": 2},
     {"storage": 2, "vectors": 2, "online": 1, "keep_powers": 1, "threads_row": 64, "block_m": 1, "rounds": 4, "stages": 2},
-    {"storage": 2, "vectors": 1, "online": 1, "width": 2, "peel": 0, "async_copy": 1, "threads_row": 64, "rounds": 4, "stages": 3},
+    {"storage": 2, "vectors": 1, "online": 1, "width": 2, "peel": 0, "async_copy": 1, "threads_row": 64, "rounds": 4, "stages": 2},
     {"storage": 1, "width": 2, "threads_row": 64, "block_m": 2, "fast_math": 1, "serial": 1},
     {"storage": 1, "online": 1, "vectors": 2, "width": 2, "threads_row": 8, "block_m": 4},
     {"storage": 0, "online": 1, "vectors": 2, "threads_row": 64, "rounds": 2, "contiguous": 1, "fast_math": 1},
@@ -37,7 +37,8 @@ def configs() -> list[dict[str, int]]:
 def run_all(chosen: Sequence[dict[str, int]], w: Workload, inputs: Arrays, sanitize: Sanitizer = "none") -> dict[str, np.ndarray]:
     """Y by config, for the configs that are legal on the workload."""
     binary = compile_kernels(SOFTMAX, chosen, sanitize, w.dtype)
-    jobs = [job_of(SOFTMAX, i, config, w, inputs) for i, config in enumerate(chosen) if not violations(SOFTMAX, config, w, Limits())]
+    legal = [i for i, config in enumerate(chosen) if not violations(SOFTMAX, config, w, Limits())]
+    jobs = [job_of(SOFTMAX, i, chosen[i], w, inputs) for i in legal]
     results = {}
     for job, result in zip(jobs, binary.run(jobs), strict=True):
         assert not isinstance(result, KernelFault), result
@@ -49,7 +50,7 @@ def magnitude(x: np.ndarray, w: Workload) -> np.ndarray:
     """What `error_bound` says it is, shape (M, N)."""
     unit, smallest = SOFTMAX.error_bound(w), 2.0**-14 if w.dtype == "f16" else 2.0**-126
     below = x.max(axis=1, keepdims=True).astype(np.float64) - x
-    result: np.ndarray = SOFTMAX.reference({"X": x}, w) * (1 + 8 * 2.0**-24 / unit * (1 + below + np.sqrt(w["N"]))) + smallest
+    result: np.ndarray = SOFTMAX.reference({"X": x}, w) * (1 + 4 * 2.0**-24 / unit * (1 + below + np.sqrt(w["N"]))) + smallest
     return result
 
 
@@ -108,7 +109,7 @@ def test_rows_far_longer_than_shared_memory(dtype: str) -> None:
     w = SOFTMAX.workload(dtype, M=2, N=200_003)
     long = {"threads_row": 256, "block_m": 1, "width": 4, "vectors": 4}
     chosen = [SOFTMAX.expert(w), *(complete(SOFTMAX, long | part) for part in (
-        {}, {"online": 1}, {"storage": 1, "held": 1}, {"storage": 1, "held": 1, "online": 1, "rounds": 2}))]  # fmt: skip
+        {}, {"online": 1}, {"storage": 1, "held": 2}, {"storage": 1, "held": 2, "online": 1, "rounds": 2}))]  # fmt: skip
     inputs = draw_inputs(SOFTMAX, w, np.random.default_rng(2))
     results = run_all(chosen, w, inputs, "address")
     assert len(results) == len(chosen)
@@ -126,7 +127,7 @@ def variant(config: dict[str, int], dtype: str, old: str, new: str) -> str:
 MISTAKES = {
     "no maximum": ("power(x.at[i] - maximum)", "power(x.at[i])"),
     "a power of 2": ("return expf(x);", "return exp2f(x);"),
-    "a vector too few": ("first < row.vectors", "first < row.vectors - 1"),
+    "a vector too few": ("v < count ?", "v < count - 1 ?"),
     "an element behind the vectors is forgotten": ("lane >= row.singles", "lane >= row.singles - 1"),
     "its result is forgotten": ("lane < row.singles", "lane < row.singles - 1"),
     "half a warp is not added": ("value += __shfl_xor_sync(ALL_LANES, value, distance)",

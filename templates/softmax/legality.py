@@ -11,7 +11,7 @@ from templates.workload import LARGEST, Workload
 
 MOST_VALUES = 128  # elements in an unrolled loop body, up to 20 instructions of 16 bytes each: a third of the instruction cache
 THREADS_PER_SM = 2048  # of compute capability 8.0 and 9.0
-HELD_WHOLE_BYTES = 64 * 1024  # three rows and more have room in an SM's shared memory
+HELD_WHOLE_BYTES = 48 * 1024  # four rows have room in an SM's shared memory
 FEW_ELEMENTS = 256  # of a row per thread, where less than a warp shares it: its accesses are too short for whole cache lines
 
 

@@ -13,7 +13,7 @@ constexpr double UNIT = 0x1p-11, SMALLEST = 0x1p-14;
 using Element = __nv_bfloat16;
 constexpr double UNIT = 0x1p-8, SMALLEST = 0x1p-126;
 #endif
-constexpr double ARITHMETIC = 8 * 0x1p-24 / UNIT;  // of fp32 beside that of storing the result
+constexpr double ARITHMETIC = 4 * 0x1p-24 / UNIT;  // of fp32 beside that of storing the result
 constexpr int THREADS = 256;
 
 __device__ double value(const Element *X, long long i)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from templates.knob import Columns, Config, Knob
-from templates.softmax.legality import CONSTRAINTS
+from templates.softmax.legality import CONSTRAINTS, HELD_WHOLE_BYTES
 from templates.softmax.traffic import traffic
 from templates.softmax.work import derived, tile_bytes
 from templates.space import violations
@@ -33,7 +33,7 @@ KNOBS = (
     Knob("storage", "memory", (0, 1, 2), 2, "where a row is kept between its passes: nowhere, shared memory, registers"),
     Knob("async_copy", "memory", (0, 1), 0, "copy rows to shared memory without registers (cp.async)",
          lambda c: c["storage"] != 0),
-    Knob("held", "memory", (2, 3, 4, 6, 8), 8, "eighths of a row that shared memory keeps; the rest is read again",
+    Knob("held", "memory", (2, 4, 6, 8), 8, "eighths of a row that shared memory keeps; the rest is read again",
          lambda c: (c["storage"] == 1) & (c["async_copy"] == 0)),
     Knob("read_only", "memory", (0, 1), 0, "load X through the read-only cache path (__ldg)", lambda c: c["async_copy"] == 0),
     Knob("stream_in", "memory", (0, 1), 0, "load X as data that leaves the caches first (__ldcs)",
@@ -69,10 +69,11 @@ def error_bound(w: Workload) -> float:
     """Unit roundoff u of the stored type: what rounding the result costs.
 
     The reference's magnitude is y (1 + a (1 + d + sqrt(N))) + t: d is how far the element lies below the row's maximum, t the
-    smallest normal number (below it rounding is absolute), and a = 8 u32 / u. In a: the rounded difference x - max costs d u32
+    smallest normal number (below it rounding is absolute), and a = 4 u32 / u. In a: the rounded difference x - max costs d u32
     in the exponential, whose own error is up to 2 + 1.173 d ulp (CUDA C++ Programming Guide, __expf); the sum of N positive
-    terms costs lambda sqrt(N) u32 with lambda = 8 (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis,
-    SIAM J. Sci. Comput. 41(5), 2019, theorem 3.1). The worst case, N u32, would let a dropped term pass in long rows.
+    terms costs lambda sqrt(N) u32 with lambda = 4 (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis,
+    SIAM J. Sci. Comput. 41(5), 2019, theorem 3.1), which is ample, for no thread adds up all of a long row. The worst case,
+    N u32, would let a dropped term pass.
     """
     return UNIT_ROUNDOFF[w.dtype]
 
@@ -89,19 +90,25 @@ def reference(inputs: Mapping[str, np.ndarray], w: Workload) -> np.ndarray:
 def edge_shapes(config: Config) -> list[Workload]:
     """Shapes round the rows of a block and what its threads hold of a row at once, those on which the config is legal.
 
-    Rows that must fit end there; those that need not go to twice that and more. In fp32 where the config allows it.
+    In fp32 where the config allows it. Rows that registers must hold end at what they hold. Long rows come with few of them.
     """
     rows, step = config["block_m"] * config["rounds"], config["threads_row"] * config["vectors"] * config["width"]
     unit = 1 if config["peel"] else config["width"]
-    lengths = [1, unit, step // 2 + unit, step - unit, step - 1, step, step + 1, step + unit, 2 * step + unit]
-    heights = [1, max(1, rows - 1), rows, rows + 1, 2 * rows + 1]
-    pairs = [(heights[i % len(heights)], n) for i, n in enumerate(lengths)] + [(m, step) for m in heights]
+    least = 0 if config["held"] == 8 else -(-HELD_WHOLE_BYTES // (2 * step)) * step  # also of the shortest elements
+    sizes = [1, unit, step // 2 + unit, step - unit, step - 1, step, step + 1, step + unit, 2 * step + unit]
+    heights = sorted({max(1, m) for m in (1, rows // 2 + 1, rows - 1, rows, rows + 1, 2 * rows + 1)})
     for dtype in ("f32", "f16"):
-        shapes = [Workload("softmax", dtype, (("M", m), ("N", n))) for m, n in dict.fromkeys(pairs) if n > 0]
-        legal = [w for w in shapes if not violations(TEMPLATE, config, w, Limits())]
-        if legal:
-            return legal
+        ns = [n for n in sorted({least + size for size in sizes}, reverse=True) if _is_legal(config, dtype, rows, n)]
+        ms = [m for m in heights if ns and _is_legal(config, dtype, m, ns[0])]
+        if ms:
+            count = max(len(ms), len(ns))
+            pairs = [(ms[i % len(ms)], ns[(i + shift) % len(ns)]) for shift in (0, 1) for i in range(count)]
+            return [Workload("softmax", dtype, (("M", m), ("N", n))) for m, n in dict.fromkeys(pairs)]
     raise AssertionError(f"no shape round its tiles suits {config}")
+
+
+def _is_legal(config: Config, dtype: str, m: int, n: int) -> bool:
+    return n > 0 and not violations(TEMPLATE, config, Workload("softmax", dtype, (("M", m), ("N", n))), Limits())
 
 
 NAIVE = {
