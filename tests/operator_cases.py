@@ -56,6 +56,14 @@ def first_with_value(
     return None
 
 
+@cache
+def values_of(op: str, dtype: str) -> frozenset[tuple[str, int]]:
+    """(knob, value) of every value that is legal on a listed workload in this dtype: a vector of 8 floats is not."""
+    template, rng = load_template(op), np.random.default_rng(0)
+    every = [(knob.name, value) for knob in template.knobs for value in knob.values]
+    return frozenset(pair for pair in every if first_with_value(template, listed(template, dtype), *pair, rng))
+
+
 def configs(template: Template, dtype: str, n: int, rng: np.random.Generator, threads: int = 1024) -> list[dict[str, int]]:
     """n distinct configs: the naive one, experts' for a quarter, then random legal ones, each with a knob's value that none
     before has while there is one. At most that many threads per block.

@@ -16,7 +16,7 @@ from templates.knob import Config, config_text
 from templates.template import Template, load_template
 from templates.workload import Workload
 from tests.cpu_run import Arrays, KernelFault, Sanitizer, compile_kernels, draw_inputs, from_words, job_of, to_words
-from tests.operator_cases import CASES, IDS, SEED, answers, configs, count, edges, errors, judge, roundoff, shapes
+from tests.operator_cases import CASES, IDS, SEED, answers, configs, count, edges, errors, judge, roundoff, shapes, values_of
 
 BATCH = 8  # kernels per binary
 MOST_FLOPS = {"address": 2e6, "thread": 4e5, "none": 1e9}  # per launch, beyond which only new sizes are run: bounds the time
@@ -64,7 +64,7 @@ def test_random_configs_have_no_race(op: str, dtype: str) -> None:
 def test_many_configs_have_every_value_of_every_knob(op: str, dtype: str) -> None:
     template = load_template(op)
     chosen = configs(template, dtype, 100, np.random.default_rng(SEED))
-    missing = [f"{k.name}={v}" for k in template.knobs for v in k.values if v not in {config[k.name] for config in chosen}]
+    missing = values_of(op, dtype) - {pair for config in chosen for pair in config.items()}
     assert not missing and len({config_text(config) for config in chosen}) == 100
 
 

@@ -15,7 +15,7 @@ from templates.render import render, render_reference
 from templates.space import edits
 from templates.template import load_template
 from tests.cpu_run import TESTS, compiler
-from tests.operator_cases import CASES, IDS, LIMITS, configs, listed
+from tests.operator_cases import CASES, IDS, LIMITS, configs, listed, values_of
 
 each_case = pytest.mark.parametrize(("op", "dtype"), CASES, ids=IDS)
 CONSTANT = re.compile(r"\b(?:constexpr|const) int (?P<names>[A-Za-z_]\w* = [^;]*);")
@@ -104,7 +104,7 @@ def test_every_edit_changes_the_source(op: str, dtype: str) -> None:
     template, rng = load_template(op), np.random.default_rng(6)
     workloads = listed(template, dtype)
     seen: set[tuple[str, int]] = set()
-    wanted = {(knob.name, value) for knob in template.knobs for value in knob.values}
+    wanted = values_of(op, dtype)
     for config, source in rendered(op, dtype):
         for w in (workloads[i] for i in rng.permutation(len(workloads))[:2]):
             for name, value, edited in edits(template, config, w, LIMITS):
