@@ -21,7 +21,7 @@ ONE_OF_EACH = [
     {},
     {"storage": 2, "vectors": 3, "width": 2, "threads_row": 16, "block_m": 2},
     {"storage": 2, "vectors": 2, "online": 1, "keep_powers": 1, "threads_row": 64, "block_m": 1, "rounds": 4, "stages": 2},
-    {"storage": 2, "vectors": 1, "online": 1, "width": 2, "peel": 0, "async_copy": 1, "threads_row": 64, "rounds": 4, "stages": 2},
+    {"storage": 2, "vectors": 1, "width": 2, "peel": 0, "threads_row": 64, "async_copy": 1, "rounds": 4, "stages": 2},
     {"storage": 1, "width": 2, "threads_row": 64, "block_m": 2, "fast_math": 1, "serial": 1},
     {"storage": 1, "online": 1, "vectors": 2, "width": 2, "threads_row": 8, "block_m": 4},
     {"storage": 0, "online": 1, "vectors": 2, "threads_row": 64, "rounds": 2, "contiguous": 1, "fast_math": 1},

@@ -10,7 +10,6 @@ from templates.template import ELEMENT_BYTES, Constraint, Limits
 from templates.workload import LARGEST, Workload
 
 MOST_VALUES = 128  # elements in an unrolled loop body, up to 20 instructions of 16 bytes each: a third of the instruction cache
-THREADS_PER_SM = 2048  # of compute capability 8.0 and 9.0
 HELD_WHOLE_BYTES = 48 * 1024  # four rows have room in an SM's shared memory
 FEW_ELEMENTS = 256  # of a row per thread, where less than a warp shares it: its accesses are too short for whole cache lines
 
@@ -80,10 +79,6 @@ CONSTRAINTS = (
     ),
     Constraint("rows are too long for less than a warp: raise threads_row", _warps_share_long_rows),
     Constraint("too few registers for the elements, they would spill: lower vectors, width or min_blocks", _registers_fit),
-    Constraint(
-        "an SM does not hold so many threads: lower min_blocks",
-        lambda c, *_: c["threads_row"] * c["block_m"] * c["min_blocks"] <= THREADS_PER_SM,
-    ),
     Constraint(
         "shared memory does not fit: lower block_m or stages, or choose another storage",
         lambda c, w, limits: derived(c, w)["smem_bytes"] <= limits.smem_block_bytes,
