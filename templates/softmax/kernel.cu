@@ -39,9 +39,7 @@
 
 constexpr int THREADS = BLOCK_M * THREADS_ROW;
 constexpr float LOWEST = -3.402823466e38f;  // a maximum to start from: finite, for exp(-infinity - LOWEST) is 0
-#if THREADS_ROW > 1
 constexpr unsigned ALL_LANES = 0xffffffff;
-#endif
 #if THREADS_ROW > 32
 constexpr int WARPS_ROW = THREADS_ROW / 32;
 #if !SERIAL
@@ -290,7 +288,6 @@ __device__ __forceinline__ void finish(
     }
 }
 
-#if THREADS_ROW > 1
 // The maximum over so many neighbouring lanes, in each of them.
 template <int LANES>
 __device__ __forceinline__ float lanes_max(float value)
@@ -309,9 +306,8 @@ __device__ __forceinline__ float lanes_sum(float value)
         value += __shfl_xor_sync(ALL_LANES, value, distance);
     return value;
 }
-#endif
 
-#if THREADS_ROW > 1 && ONLINE
+#if ONLINE
 // Put together maxima and the sums relative to them.
 template <int LANES>
 __device__ __forceinline__ void lanes_combine(float &maximum, float &sum)
@@ -591,7 +587,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
 #if !ONLINE && THREADS_ROW > 32
         maximum = row_max(maximum, parts[0][place]);
-#elif !ONLINE && THREADS_ROW > 1
+#elif !ONLINE
         maximum = lanes_max<THREADS_ROW>(maximum);
 #endif
 #if STORAGE == 2 && KEEP_POWERS
@@ -625,11 +621,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         row_combine(maximum, sum, parts[round % 2][place]);
 #elif ONLINE && THREADS_ROW > 32
         row_combine(maximum, sum, parts[place]);
-#elif ONLINE && THREADS_ROW > 1
+#elif ONLINE
         lanes_combine<THREADS_ROW>(maximum, sum);
 #elif THREADS_ROW > 32
         sum = row_sum(sum, parts[1][place]);
-#elif THREADS_ROW > 1
+#else
         sum = lanes_sum<THREADS_ROW>(sum);
 #endif
 

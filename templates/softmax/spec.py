@@ -21,7 +21,7 @@ def _stages_active(c: Columns) -> Any:
 
 
 KNOBS = (
-    Knob("threads_row", "layout", (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), 256,
+    Knob("threads_row", "layout", (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), 256,
          "threads that share a row: cheap reductions against many rows at once"),
     Knob("block_m", "layout", (1, 2, 4, 8, 16, 32), 1, "rows per thread block at a time"),
     Knob("width", "layout", (1, 2, 4, 8), 4, "elements per global access: up to 16 bytes"),
