@@ -154,7 +154,7 @@ def test_every_knob_moves_a_feature(op: str, knob: str) -> None:
     if (op, knob) in NOT_IN_THE_SOURCE:
         pytest.skip(NOT_IN_THE_SOURCE[op, knob])
     template, rng = load_template(op), np.random.default_rng(1)
-    workloads = listed(template, template.dtypes[0])
+    workloads = [w for dtype in template.dtypes for w in listed(template, dtype)]
     values = template.knob[knob].values
     for low, high in zip(values, values[1:], strict=False):
         tried = 0
@@ -163,7 +163,8 @@ def test_every_knob_moves_a_feature(op: str, knob: str) -> None:
             pairs = [(base, canonical_config(template, {**base, knob: high})) for base in bases]
             legal_pairs = [(a, b) for a, b in pairs if b[knob] == high and not violations(template, b, w, H200.limits)]
             tried += len(legal_pairs)
-            if any(source_features(render(template, a)) != source_features(render(template, b)) for a, b in legal_pairs):
+            sources = [[render(template, config, w.dtype) for config in pair] for pair in legal_pairs]
+            if any(source_features(a) != source_features(b) for a, b in sources):
                 break
         else:
             raise AssertionError(f"{knob}: {low} and {high} look the same in all of {tried} pairs of configs")
