@@ -15,7 +15,7 @@
 #define ASYNC_COPY 0        // copy rows to shared memory in the background
 #define DYNAMIC_SMEM 0      // shared memory sized at launch
 #define PARAMETERS 0        // weight and bias are loaded, 0: where they are needed, 1: before the statistics, 2: once
-#define READ_ONLY 0         // and through the read-only cache
+#define READ_ONLY 0         // load through the read-only cache
 #define STREAM_IN 0         // X leaves the caches first
 #define STREAM_OUT 0        // Y leaves the caches first
 #define ONE_PASS 0          // mean and variance together, by merging those of parts
@@ -37,6 +37,7 @@
 
 constexpr float EPSILON = 1e-5f;
 constexpr int THREADS = BLOCK_M * THREADS_ROW;
+constexpr int STEP = THREADS_ROW * WIDTH;  // elements from one vector of a thread to its next
 #if SHUFFLE && THREADS_ROW > 32
 constexpr int LANES_ROW = 32;
 constexpr int PARTS_ROW = THREADS_ROW / 32;  // warps that share a row
@@ -117,51 +118,46 @@ __device__ __forceinline__ Vector pack(const float (&from)[WIDTH])
 }
 
 #if PEEL
-__device__ __forceinline__ bool inside(int element, int N)
+__device__ __forceinline__ bool inside(int element, int n)
 {
-    return element >= 0 && element < N;
+    return element >= 0 && element < n;
 }
 
-__device__ __forceinline__ bool whole(int first, int N)
+__device__ __forceinline__ bool whole(int first, int n)
 {
-    return first >= 0 && first + WIDTH <= N;
+    return first >= 0 && first + WIDTH <= n;
 }
 
-// Elements first .. first + WIDTH - 1 of an array of N, zeros where there are none, one by one: at any address.
-__device__ __forceinline__ Vector gather(const Element *from, int first, int N)
+// The vector that begins at element `first` of a row or parameter of n, zeros outside; one by one, at any address.
+__device__ __forceinline__ Vector gather(const Element *from, int first, int n)
 {
     Vector vector;
     Element *const elements = reinterpret_cast<Element *>(&vector);
 #pragma unroll
     for (int e = 0; e < WIDTH; ++e)
 #if READ_ONLY
-        elements[e] = inside(first + e, N) ? __ldg(from + first + e) : Element{};
+        elements[e] = inside(first + e, n) ? __ldg(from + e) : Element{};
 #else
-        elements[e] = inside(first + e, N) ? from[first + e] : Element{};
+        elements[e] = inside(first + e, n) ? from[e] : Element{};
 #endif
     return vector;
 }
-#endif
 
-#if !ASYNC_COPY
-// A vector of X, which begins at element `first` of its row.
-#if PEEL
-__device__ __forceinline__ Vector read(const Element *row, int first, int N)
-{
-    if (!whole(first, N))
-        return gather(row, first, N);
-#else
-__device__ __forceinline__ Vector read(const Element *row, int first)
-{
 #endif
+#if !ASYNC_COPY
+// A vector of X.
+__device__ __forceinline__ Vector read(const Element *from)
+{
 #if STREAM_IN
-    return __ldcs(reinterpret_cast<const Vector *>(row + first));
+    return __ldcs(reinterpret_cast<const Vector *>(from));
+#elif READ_ONLY
+    return __ldg(reinterpret_cast<const Vector *>(from));
 #else
-    return *reinterpret_cast<const Vector *>(row + first);
+    return *reinterpret_cast<const Vector *>(from);
 #endif
 }
-#endif
 
+#endif
 #if !PEEL
 // A vector of weight or bias.
 __device__ __forceinline__ Vector read_parameter(const Element *from)
@@ -172,7 +168,17 @@ __device__ __forceinline__ Vector read_parameter(const Element *from)
     return *reinterpret_cast<const Vector *>(from);
 #endif
 }
+
 #endif
+// A vector of Y.
+__device__ __forceinline__ void write(Element *to, Vector y)
+{
+#if STREAM_OUT
+    __stcs(reinterpret_cast<Vector *>(to), y);
+#else
+    *reinterpret_cast<Vector *>(to) = y;
+#endif
+}
 
 #if ONE_PASS
 // Of some values: how many, their mean, and the sum of their squared deviations from it.
@@ -190,22 +196,25 @@ __device__ __forceinline__ Moments combine(Moments a, Moments b)
 }
 
 #if PEEL
-__device__ __forceinline__ Moments moments(const float (&x)[WIDTH], int first, int N)
+// Those of a vector; its values outside the row are zeros.
+__device__ __forceinline__ Moments moments(const float (&x)[WIDTH], int first, int n)
 {
     float count = 0.0f, sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int e = 0; e < WIDTH; ++e) {
-        count += inside(first + e, N) ? 1.0f : 0.0f;
+        count += inside(first + e, n) ? 1.0f : 0.0f;
         sum += x[e];
     }
-    const float mean = __fdividef(sum, count);
+    const float mean = __fdividef(sum, fmaxf(count, 1.0f));
 #pragma unroll
     for (int e = 0; e < WIDTH; ++e)
-        squares += inside(first + e, N) ? (x[e] - mean) * (x[e] - mean) : 0.0f;
+        squares += inside(first + e, n) ? (x[e] - mean) * (x[e] - mean) : 0.0f;
     return {count, mean, squares};
 }
+
 #else
-__device__ __forceinline__ Moments moments(const float (&x)[WIDTH])
+// Those of a vector; it is all zeros where it is outside the row.
+__device__ __forceinline__ Moments moments(const float (&x)[WIDTH], int first, int n)
 {
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -215,10 +224,10 @@ __device__ __forceinline__ Moments moments(const float (&x)[WIDTH])
 #pragma unroll
     for (int e = 0; e < WIDTH; ++e)
         squares += (x[e] - mean) * (x[e] - mean);
-    return {WIDTH, mean, squares};
+    return {first < n ? WIDTH : 0.0f, mean, squares};
 }
-#endif
 
+#endif
 #if SHUFFLE
 __device__ __forceinline__ Moments exchange(Moments own, int lanes)
 {
@@ -243,25 +252,20 @@ __device__ __forceinline__ float total(const float (&x)[WIDTH])
     return sum;
 }
 
+// Of the values inside the row.
+__device__ __forceinline__ float squared_deviations(const float (&x)[WIDTH], float mean, int first, int n)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < WIDTH; ++e)
 #if PEEL
-__device__ __forceinline__ float squared_deviations(const float (&x)[WIDTH], float mean, int first, int N)
-{
-    float sum = 0.0f;
-#pragma unroll
-    for (int e = 0; e < WIDTH; ++e)
-        sum += inside(first + e, N) ? (x[e] - mean) * (x[e] - mean) : 0.0f;
+        sum += inside(first + e, n) ? (x[e] - mean) * (x[e] - mean) : 0.0f;
     return sum;
-}
 #else
-__device__ __forceinline__ float squared_deviations(const float (&x)[WIDTH], float mean)
-{
-    float sum = 0.0f;
-#pragma unroll
-    for (int e = 0; e < WIDTH; ++e)
         sum += (x[e] - mean) * (x[e] - mean);
-    return sum;
-}
+    return first < n ? sum : 0.0f;
 #endif
+}
 
 #if SHUFFLE
 __device__ __forceinline__ float exchange(float own, int lanes)
@@ -319,26 +323,21 @@ __device__ __forceinline__ int row_of(int team, int round)
 #endif
 }
 
+// Where the first vector of a thread begins in a row.
 #if PEEL
-// Elements between the last aligned address before a row and the row.
-__device__ __forceinline__ int shift_of(int row, int N)
+__device__ __forceinline__ int start_of(int row, int N, int thread)
 {
-    return (unsigned)row * (unsigned)N % WIDTH;
+    const int shift = (unsigned)row * (unsigned)N % WIDTH;  // elements from the last aligned address to the row
+    return thread * WIDTH - shift;
 }
 
-// Vectors with an element of a row; none for a row outside the matrix.
-__device__ __forceinline__ int vectors_of(int row, int M, int N)
-{
-    return row < M ? (N + shift_of(row, N) + WIDTH - 1) / WIDTH : 0;
-}
 #else
-// Vectors of a row; none for a row outside the matrix.
-__device__ __forceinline__ int vectors_of(int row, int M, int N)
+__device__ __forceinline__ int start_of(int thread)
 {
-    return row < M ? N / WIDTH : 0;
+    return thread * WIDTH;
 }
-#endif
 
+#endif
 #if STORAGE == 1 || ASYNC_COPY
 #if ASYNC_COPY
 // Copy a thread's vectors of a row to its slots in shared memory, in the background.
@@ -347,55 +346,53 @@ __device__ __forceinline__ int vectors_of(int row, int M, int N)
 #endif
 __device__ __forceinline__ void fetch(Vector *slots, const Element *X, int row, int M, int N, int thread)
 {
-    const Element *const row_x = X + (long long)row * N;
-    const int vectors = vectors_of(row, M, N);
 #if PEEL
-    const int shift = shift_of(row, N);
+    const int n = row < M ? N : 0, start = start_of(row, N, thread);
+#else
+    const int n = row < M ? N : 0, start = start_of(thread);
 #endif
+    const Element *const from = X + (long long)row * N + start;
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        const int vector = i * THREADS_ROW + thread;
+    for (int i = 0; i < VECTORS; ++i)
 #if PEEL
-        const int first = vector * WIDTH - shift;
+        if (whole(start + i * STEP, n))
+#else
+        if (start + i * STEP < n)
+#endif
 #if ASYNC_COPY
-        if (vector < vectors && whole(first, N))
-            __pipeline_memcpy_async(&slots[i * THREADS], row_x + first, sizeof(Vector));
-        else if (vector < vectors)
-            slots[i * THREADS] = gather(row_x, first, N);
+            __pipeline_memcpy_async(&slots[i * THREADS], from + i * STEP, sizeof(Vector));
 #else
-        if (vector < vectors)
-            slots[i * THREADS] = read(row_x, first, N);
+            slots[i * THREADS] = read(from + i * STEP);
 #endif
-#elif ASYNC_COPY
-        if (vector < vectors)
-            __pipeline_memcpy_async(&slots[i * THREADS], row_x + vector * WIDTH, sizeof(Vector));
-#else
-        if (vector < vectors)
-            slots[i * THREADS] = read(row_x, vector * WIDTH);
+#if PEEL
+        else if (start + i * STEP < n)
+            slots[i * THREADS] = gather(from + i * STEP, start + i * STEP, n);
 #endif
-    }
 }
+
 #elif STORAGE == 2
 // Load a thread's vectors of a row; zeros where it has none.
 __device__ __forceinline__ void fetch(Vector (&to)[VECTORS], const Element *X, int row, int M, int N, int thread)
 {
-    const Element *const row_x = X + (long long)row * N;
-    const int vectors = vectors_of(row, M, N);
 #if PEEL
-    const int shift = shift_of(row, N);
-#endif
-#pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        const int vector = i * THREADS_ROW + thread;
-#if PEEL
-        to[i] = vector < vectors ? read(row_x, vector * WIDTH - shift, N) : Vector{};
+    const int n = row < M ? N : 0, start = start_of(row, N, thread);
 #else
-        to[i] = vector < vectors ? read(row_x, vector * WIDTH) : Vector{};
+    const int n = row < M ? N : 0, start = start_of(thread);
 #endif
-    }
+    const Element *const from = X + (long long)row * N + start;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i)
+#if PEEL
+        if (whole(start + i * STEP, n))
+            to[i] = read(from + i * STEP);
+        else
+            to[i] = gather(from + i * STEP, start + i * STEP, n);
+#else
+        to[i] = start + i * STEP < n ? read(from + i * STEP) : Vector{};
+#endif
 }
-#endif
 
+#endif
 // A vector of Y.
 __device__ __forceinline__ Vector normalise(const float (&x)[WIDTH], float mean, float scale, Vector weight, Vector bias)
 {
@@ -409,37 +406,25 @@ __device__ __forceinline__ Vector normalise(const float (&x)[WIDTH], float mean,
 }
 
 #if PEEL
-__device__ __forceinline__ void write(Element *row, int first, int N, Vector y)
+// The part of a vector of Y that is inside the row, one by one.
+__device__ __forceinline__ void scatter(Element *to, int first, int n, Vector y)
 {
-    if (whole(first, N)) {
-#if STREAM_OUT
-        __stcs(reinterpret_cast<Vector *>(row + first), y);
-#else
-        *reinterpret_cast<Vector *>(row + first) = y;
-#endif
-    } else {
+    const Element *const elements = reinterpret_cast<const Element *>(&y);
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e)
-            if (inside(first + e, N))
-                row[first + e] = reinterpret_cast<const Element *>(&y)[e];
-    }
+    for (int e = 0; e < WIDTH; ++e)
+        if (inside(first + e, n))
+            to[e] = elements[e];
 }
-#else
-__device__ __forceinline__ void write(Element *row, int first, Vector y)
-{
-#if STREAM_OUT
-    __stcs(reinterpret_cast<Vector *>(row + first), y);
-#else
-    *reinterpret_cast<Vector *>(row + first) = y;
-#endif
-}
-#endif
 
+#endif
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    layernorm(const Element *X, const Element *weight, const Element *bias, Element *__restrict__ Y, int M, int N, void *workspace)
+    layernorm(const Element *X, const Element *weight, const Element *bias, Element *Y, int M, int N, void *workspace)
 {
     const int team = threadIdx.x / THREADS_ROW, thread = threadIdx.x % THREADS_ROW;
-    const float share = 1.0f / N;
+    const float share = __fdividef(1.0f, N);
+#if !PEEL
+    const int start = start_of(thread);
+#endif
 #if !SHUFFLE || THREADS_ROW > 32
     __shared__ Part parts[2][BLOCK_M][PARTS_ROW];
 #endif
@@ -456,12 +441,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     Vector weights[VECTORS], biases[VECTORS];  // the thread has the same elements of all its rows
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        const int first = (i * THREADS_ROW + thread) * WIDTH;
-        weights[i] = first < N ? read_parameter(weight + first) : Vector{};
-        biases[i] = first < N ? read_parameter(bias + first) : Vector{};
+        weights[i] = start + i * STEP < N ? read_parameter(weight + start + i * STEP) : Vector{};
+        biases[i] = start + i * STEP < N ? read_parameter(bias + start + i * STEP) : Vector{};
     }
 #endif
-
 #if ASYNC_COPY && STAGES > 1
 #pragma unroll
     for (int round = 0; round < STAGES - 1; ++round) {
@@ -476,22 +459,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; ++round) {
         const int row = row_of(team, round);
-        const int vectors = vectors_of(row, M, N);
+        const int n = row < M ? N : 0;
 #if PEEL
-        const int shift = shift_of(row, N);
+        const int start = start_of(row, N, thread);
 #endif
 #if STORAGE == 0
-        const Element *const row_x = X + (long long)row * N;
+        const Element *const from = X + (long long)row * N;
 #endif
-        Element *const row_y = Y + (long long)row * N;
+        Element *const to = Y + (long long)row * N;
 
 #if STORAGE == 1 || ASYNC_COPY
 #if STAGES > 1
         Vector *const slots = shared + round % STAGES * (VECTORS * THREADS) + threadIdx.x;
-        if (round + STAGES - 1 < ROUNDS) {
-            const int ahead = round + STAGES - 1;
+        const int ahead = round + STAGES - 1;
+        if (ahead < ROUNDS)
             fetch(shared + ahead % STAGES * (VECTORS * THREADS) + threadIdx.x, X, row_of(team, ahead), M, N, thread);
-        }
 #else
         Vector *const slots = shared + threadIdx.x;
         fetch(slots, X, row, M, N, thread);
@@ -510,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i)
 #if ASYNC_COPY
-            unpack(x[i], i * THREADS_ROW + thread < vectors ? slots[i * THREADS] : Vector{});
+            unpack(x[i], start + i * STEP < n ? slots[i * THREADS] : Vector{});
 #else
             unpack(x[i], loaded[i]);
 #endif
@@ -523,13 +505,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         Vector weights[VECTORS], biases[VECTORS];
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const int vector = i * THREADS_ROW + thread;
 #if PEEL
-            weights[i] = gather(weight, vector * WIDTH - shift, N);
-            biases[i] = gather(bias, vector * WIDTH - shift, N);
+            weights[i] = gather(weight + start + i * STEP, start + i * STEP, n);
+            biases[i] = gather(bias + start + i * STEP, start + i * STEP, n);
 #else
-            weights[i] = vector < vectors ? read_parameter(weight + vector * WIDTH) : Vector{};
-            biases[i] = vector < vectors ? read_parameter(bias + vector * WIDTH) : Vector{};
+            weights[i] = start + i * STEP < n ? read_parameter(weight + start + i * STEP) : Vector{};
+            biases[i] = start + i * STEP < n ? read_parameter(bias + start + i * STEP) : Vector{};
 #endif
         }
 #endif
@@ -538,42 +519,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         Moments own = {};
 #if STORAGE == 0
 #pragma unroll UNROLL
-        for (int vector = thread; vector < vectors; vector += THREADS_ROW) {
+        for (int first = start; first < n; first += STEP) {
             alignas(16) float x[WIDTH];
 #if PEEL
-            const int first = vector * WIDTH - shift;
-            unpack(x, read(row_x, first, N));
-            own = combine(own, moments(x, first, N));
+            unpack(x, whole(first, n) ? read(from + first) : gather(from + first, first, n));
 #else
-            unpack(x, read(row_x, vector * WIDTH));
-            own = combine(own, moments(x));
+            unpack(x, read(from + first));
 #endif
+            own = combine(own, moments(x, first, n));
         }
 #elif STORAGE == 1
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const int vector = i * THREADS_ROW + thread;
-            if (vector < vectors) {
-                alignas(16) float x[WIDTH];
-                unpack(x, slots[i * THREADS]);
-#if PEEL
-                own = combine(own, moments(x, vector * WIDTH - shift, N));
-#else
-                own = combine(own, moments(x));
-#endif
-            }
+            alignas(16) float x[WIDTH];
+            unpack(x, start + i * STEP < n ? slots[i * THREADS] : Vector{});
+            own = combine(own, moments(x, start + i * STEP, n));
         }
 #else
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) {
-            const int vector = i * THREADS_ROW + thread;
-            if (vector < vectors)
-#if PEEL
-                own = combine(own, moments(x[i], vector * WIDTH - shift, N));
-#else
-                own = combine(own, moments(x[i]));
-#endif
-        }
+        for (int i = 0; i < VECTORS; ++i)
+            own = combine(own, moments(x[i], start + i * STEP, n));
 #endif
 #if SHUFFLE && THREADS_ROW <= 32
         const Moments all = combine_row(own);
@@ -585,23 +550,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         float sum = 0.0f;
 #if STORAGE == 0
 #pragma unroll UNROLL
-        for (int vector = thread; vector < vectors; vector += THREADS_ROW) {
+        for (int first = start; first < n; first += STEP) {
             alignas(16) float x[WIDTH];
 #if PEEL
-            unpack(x, read(row_x, vector * WIDTH - shift, N));
+            unpack(x, whole(first, n) ? read(from + first) : gather(from + first, first, n));
 #else
-            unpack(x, read(row_x, vector * WIDTH));
+            unpack(x, read(from + first));
 #endif
             sum += total(x);
         }
 #elif STORAGE == 1
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i)
-            if (i * THREADS_ROW + thread < vectors) {
-                alignas(16) float x[WIDTH];
-                unpack(x, slots[i * THREADS]);
-                sum += total(x);
-            }
+        for (int i = 0; i < VECTORS; ++i) {
+            alignas(16) float x[WIDTH];
+            unpack(x, start + i * STEP < n ? slots[i * THREADS] : Vector{});
+            sum += total(x);
+        }
 #else
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i)
@@ -615,42 +579,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         float squares = 0.0f;
 #if STORAGE == 0
 #pragma unroll UNROLL
-        for (int vector = thread; vector < vectors; vector += THREADS_ROW) {
+        for (int first = start; first < n; first += STEP) {
             alignas(16) float x[WIDTH];
 #if PEEL
-            const int first = vector * WIDTH - shift;
-            unpack(x, read(row_x, first, N));
-            squares += squared_deviations(x, mean, first, N);
+            unpack(x, whole(first, n) ? read(from + first) : gather(from + first, first, n));
 #else
-            unpack(x, read(row_x, vector * WIDTH));
-            squares += squared_deviations(x, mean);
+            unpack(x, read(from + first));
 #endif
+            squares += squared_deviations(x, mean, first, n);
         }
 #elif STORAGE == 1
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const int vector = i * THREADS_ROW + thread;
-            if (vector < vectors) {
-                alignas(16) float x[WIDTH];
-                unpack(x, slots[i * THREADS]);
-#if PEEL
-                squares += squared_deviations(x, mean, vector * WIDTH - shift, N);
-#else
-                squares += squared_deviations(x, mean);
-#endif
-            }
+            alignas(16) float x[WIDTH];
+            unpack(x, start + i * STEP < n ? slots[i * THREADS] : Vector{});
+            squares += squared_deviations(x, mean, start + i * STEP, n);
         }
 #else
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) {
-            const int vector = i * THREADS_ROW + thread;
-            if (vector < vectors)
-#if PEEL
-                squares += squared_deviations(x[i], mean, vector * WIDTH - shift, N);
-#else
-                squares += squared_deviations(x[i], mean);
-#endif
-        }
+        for (int i = 0; i < VECTORS; ++i)
+            squares += squared_deviations(x[i], mean, start + i * STEP, n);
 #endif
 #if SHUFFLE && THREADS_ROW <= 32
         const float variance = combine_row(squares) * share;
@@ -662,49 +610,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
 #if STORAGE == 0
 #pragma unroll UNROLL
-        for (int vector = thread; vector < vectors; vector += THREADS_ROW) {
+        for (int first = start; first < n; first += STEP) {
             alignas(16) float x[WIDTH];
 #if PEEL
-            const int first = vector * WIDTH - shift;
-            unpack(x, read(row_x, first, N));
-            write(row_y, first, N, normalise(x, mean, scale, gather(weight, first, N), gather(bias, first, N)));
+            unpack(x, whole(first, n) ? read(from + first) : gather(from + first, first, n));
+            const Vector w = gather(weight + first, first, n), b = gather(bias + first, first, n);
 #else
-            const int first = vector * WIDTH;
-            unpack(x, read(row_x, first));
-            write(row_y, first, normalise(x, mean, scale, read_parameter(weight + first), read_parameter(bias + first)));
+            unpack(x, read(from + first));
+            const Vector w = read_parameter(weight + first), b = read_parameter(bias + first);
 #endif
-        }
+            const Vector y = normalise(x, mean, scale, w, b);
 #else
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const int vector = i * THREADS_ROW + thread;
-            if (vector < vectors) {
-#if PEEL
-                const int first = vector * WIDTH - shift;
-#else
-                const int first = vector * WIDTH;
-#endif
+            const int first = start + i * STEP;
 #if PARAMETERS > 0
-                const Vector w = weights[i], b = biases[i];
+            const Vector w = weights[i], b = biases[i];
 #elif PEEL
-                const Vector w = gather(weight, first, N), b = gather(bias, first, N);
+            const Vector w = gather(weight + first, first, n), b = gather(bias + first, first, n);
 #else
-                const Vector w = read_parameter(weight + first), b = read_parameter(bias + first);
+            const Vector w = first < n ? read_parameter(weight + first) : Vector{};
+            const Vector b = first < n ? read_parameter(bias + first) : Vector{};
 #endif
 #if STORAGE == 1
-                alignas(16) float x[WIDTH];
-                unpack(x, slots[i * THREADS]);
-                const Vector y = normalise(x, mean, scale, w, b);
+            alignas(16) float x[WIDTH];
+            unpack(x, first < n ? slots[i * THREADS] : Vector{});
+            const Vector y = normalise(x, mean, scale, w, b);
 #else
-                const Vector y = normalise(x[i], mean, scale, w, b);
+            const Vector y = normalise(x[i], mean, scale, w, b);
+#endif
 #endif
 #if PEEL
-                write(row_y, first, N, y);
+            if (whole(first, n))
+                write(to + first, y);
+            else
+                scatter(to + first, first, n, y);
+#elif STORAGE == 0
+            write(to + first, y);
 #else
-                write(row_y, first, y);
+            if (first < n)
+                write(to + first, y);
 #endif
-            }
         }
-#endif
     }
 }

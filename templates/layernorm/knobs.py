@@ -30,7 +30,7 @@ KNOBS = (
     Knob("async_copy", "memory", (0, 1), 0, "copy global to shared memory without registers (cp.async)", _kept),
     Knob("dynamic_smem", "memory", (0, 1), 0, "shared memory sized at launch: needed above 48 KiB", _in_shared),
     Knob("parameters", "memory", (0, 1, 2), 0, "load weight and bias where needed, before the statistics, or once", _kept),
-    Knob("read_only", "memory", (0, 1), 0, "load them through the read-only cache path (__ldg)"),
+    Knob("read_only", "memory", (0, 1), 0, "load through the read-only cache path (__ldg): may pass stores"),
     Knob(
         "stream_in",
         "memory",
@@ -95,7 +95,8 @@ def _row_registers(c: Columns, element: int) -> Any:
     packed = c["vectors"] * -(-c["width"] * element // 4)
     row = np.where(c["storage"] == 2, values, c["width"])
     following = np.where((c["storage"] == 2) & (c["async_copy"] == 0) & (c["stages"] == 2), packed, 0)
-    return row + following + np.where(c["parameters"] > 0, 2 * packed, 2 * c["width"])
+    lasting = np.where((c["parameters"] == 2) | (following > 0), 8, 0)  # addresses and counters that outlive a row
+    return row + following + lasting + np.where(c["parameters"] > 0, 2 * packed, 2 * c["width"])
 
 
 def parts_bytes(c: Columns) -> Any:
@@ -135,12 +136,12 @@ def _stages_fit(c: Columns, w: Workload, limits: Limits) -> Any:
 
 
 CONSTRAINTS = (
-    Constraint("threads must come in whole warps: raise block_m", lambda c, w, _: derived(c, w)["threads"] % 32 == 0),
+    Constraint("threads must come in whole warps: raise block_m", lambda c, *_: c["threads_row"] * c["block_m"] % 32 == 0),
     Constraint(
         "more threads than a block may have: lower block_m or threads_row",
-        lambda c, w, limits: derived(c, w)["threads"] <= limits.threads_per_block,
+        lambda c, _, limits: c["threads_row"] * c["block_m"] <= limits.threads_per_block,
     ),
-    Constraint("an access moves at most 16 bytes", lambda c, w, _: derived(c, w)["access_bytes"] <= 16),
+    Constraint("an access moves at most 16 bytes", lambda c, w, _: c["width"] * ELEMENT_BYTES[w.dtype] <= 16),
     Constraint(
         "N is not a multiple of width: rows are not aligned; lower width or set peel=1",
         lambda c, w, _: (c["peel"] == 1) | (w["N"] % c["width"] == 0),
@@ -157,7 +158,7 @@ CONSTRAINTS = (
     Constraint("too few registers for a row, they would spill: lower vectors, stages or min_blocks", _registers_fit),
     Constraint(
         "an asynchronous copy moves 4, 8 or 16 bytes",
-        lambda c, w, _: (c["async_copy"] == 0) | (derived(c, w)["access_bytes"] >= 4),
+        lambda c, w, _: (c["async_copy"] == 0) | (c["width"] * ELEMENT_BYTES[w.dtype] >= 4),
     ),
     Constraint(
         "asynchronous copies need compute capability 8.0",
@@ -168,6 +169,6 @@ CONSTRAINTS = (
         "weight and bias are loaded once only where there are several rounds and the thread has the same elements in each",
         lambda c, *_: (c["parameters"] < 2) | ((c["rounds"] > 1) & (c["peel"] == 0)),
     ),
-    Constraint("some rounds would have no rows: lower rounds", lambda c, w, _: c["rounds"] <= derived(c, w)["groups"]),
+    Constraint("some rounds would have no rows: lower rounds", lambda c, w, _: c["rounds"] <= -(-w["M"] // c["block_m"])),
     Constraint("offsets need 32 bits: M and N must be at most 2^30", lambda c, w, _: w["M"] <= 2**30 and w["N"] <= 2**30),
 )
