@@ -9,6 +9,9 @@ from templates.knob import Columns, Config, columns_of, configs_of
 from templates.template import Limits, Template
 from templates.workload import Workload
 
+BATCH, BATCHES = 8192, 200
+PILOT = 8  # batches after which a sample that is still short looks how to draw quicker
+
 
 def canonical(template: Template, columns: Columns) -> dict[str, np.ndarray]:
     """Columns with every inactive knob set to its default; one pass, knobs in the template's order.
@@ -74,14 +77,48 @@ def sample(template: Template, workload: Workload, limits: Limits, n: int, rng: 
     Rejection sampling in batches. Fewer than n come back only where the space is (nearly) exhausted.
     """
     found: dict[tuple[int, ...], dict[str, int]] = {}
-    for _ in range(200):
-        batch = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
-        keep = np.flatnonzero(legal(template, batch, workload, limits))[: 2 * n]
-        for config in configs_of({name: column[keep] for name, column in batch.items()}):
+    fewest = 1.0
+    for number in range(BATCHES):
+        if number == PILOT:
+            fewest = _fewest_draws(template, workload, limits, rng)
+        for config in _draw(template, workload, limits, fewest, rng, 2 * n):
             found.setdefault(tuple(config.values()), config)
             if len(found) == n:
                 return list(found.values())
     return list(found.values())
+
+
+def _draw(
+    template: Template, workload: Workload, limits: Limits, fewest: float, rng: np.random.Generator, most: int
+) -> list[dict[str, int]]:
+    """The legal ones, at most so many, of a batch of draws. One of `draws` draws that stand for the same config is kept with
+    the chance fewest / draws, so that every config is as likely; 1 keeps what is canonical, more is quicker.
+    """
+    batch, draws = _batch(template, rng)
+    kept = np.flatnonzero(rng.random(BATCH) * draws < fewest)
+    batch = {name: column[kept] for name, column in batch.items()}
+    keep = np.flatnonzero(legal(template, batch, workload, limits))[:most]
+    return configs_of({name: column[keep] for name, column in batch.items()})
+
+
+def _batch(template: Template, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Random configs made canonical, and how many draws stand for each: a knob without effect may have any value."""
+    batch = canonical(template, {knob.name: rng.choice(np.array(knob.values), size=BATCH) for knob in template.knobs})
+    draws = np.ones(BATCH)
+    for knob in template.knobs:
+        if knob.active is not None:
+            draws *= np.where(knob.active(batch), 1, len(knob.values))
+    return batch, draws
+
+
+def _fewest_draws(template: Template, workload: Workload, limits: Limits, rng: np.random.Generator) -> float:
+    """The least number of draws that stand for one legal config, as far as some batches tell."""
+    fewest = float("inf")
+    for _ in range(PILOT):
+        batch, draws = _batch(template, rng)
+        keep = legal(template, batch, workload, limits)
+        fewest = float(np.min(draws[keep], initial=fewest))
+    return fewest if np.isfinite(fewest) else 1.0
 
 
 def edits(template: Template, config: Config, workload: Workload, limits: Limits) -> list[tuple[str, int, dict[str, int]]]:
