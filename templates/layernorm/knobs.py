@@ -10,6 +10,7 @@ from templates.workload import Workload
 
 MOST_VALUES = 128  # of a row per thread, in unrolled loops of some 15 instructions a value: a quarter of the instruction cache
 MOST_PEELED_VALUES = 32  # and some 60 a value where each may be outside the row
+MOST_ROOM = 3  # for vectors, times what a row needs
 
 
 def _kept(c: Columns) -> Any:
@@ -111,9 +112,9 @@ def _fits_row(c: Columns, w: Workload, limits: Limits) -> Any:
 
 
 def _fills_row(c: Columns, w: Workload, limits: Limits) -> Any:
-    room = c["vectors"] * c["threads_row"]
+    room = c["vectors"] * c["threads_row"]  # some waste is allowed: one knob doubled on the way to halving another
     least = (c["vectors"] == 1) & (c["threads_row"] <= 32)
-    return (c["storage"] == 0) | least | (room < 2 * derived(c, w)["vectors_row"])
+    return (c["storage"] == 0) | least | (room <= MOST_ROOM * derived(c, w)["vectors_row"])
 
 
 def _is_small_code(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -146,9 +147,12 @@ CONSTRAINTS = (
         "N is not a multiple of width: rows are not aligned; lower width or set peel=1",
         lambda c, w, _: (c["peel"] == 1) | (w["N"] % c["width"] == 0),
     ),
-    Constraint("N is a multiple of width: nothing to peel", lambda c, w, _: (c["peel"] == 0) | (w["N"] % c["width"] > 0)),
+    Constraint(
+        "rows are aligned for accesses of any width: nothing to peel",
+        lambda c, w, _: (c["peel"] == 0) | (w["N"] * ELEMENT_BYTES[w.dtype] % 16 > 0),
+    ),
     Constraint("a row does not fit: raise vectors, threads_row or width, or set storage=0", _fits_row),
-    Constraint("half of the room for a row would be empty: lower vectors or threads_row", _fills_row),
+    Constraint("two thirds of the room for a row would be empty: lower vectors or threads_row", _fills_row),
     Constraint(
         "rows that are read again need 32 threads or more: a long sum by few threads rounds too much",
         lambda c, *_: (c["storage"] > 0) | (c["threads_row"] >= 32),
