@@ -95,7 +95,16 @@ constexpr int BUFFERS = STAGES;
 #else
 constexpr int BUFFERS = 1;
 #endif
-constexpr int COPIES = BLOCK_K * BLOCK_D / (WIDTH * THREADS);  // vectors of a tile that a thread copies
+
+// Copies of K's and V's tiles: so many threads take a row, so many rows are copied at once.
+constexpr int ROW_VECTORS = BLOCK_D / WIDTH;
+constexpr int ROW_THREADS = ROW_VECTORS % 32 == 0 ? 32 : ROW_VECTORS & -ROW_VECTORS;
+constexpr int COPY_ROWS = THREADS / ROW_THREADS;
+#if !ASYNC_COPY
+constexpr int ROW_COPIES = ROW_VECTORS / ROW_THREADS;
+constexpr int COPIES = BLOCK_K / COPY_ROWS * ROW_COPIES;  // vectors of a tile that a thread copies
+#endif
+
 #if P_PARTS > 0
 constexpr int PART_K = WARP_K / P_PARTS;
 #if TRANSPOSE_Q
@@ -251,27 +260,32 @@ __device__ __forceinline__ void read_columns(float (&to)[ROWS][DEPTH], const flo
 template <int ROW_STEP, int COLUMN_STEP>
 __device__ __forceinline__ void copy_tile(float *tile, const float *from, int last_row, int dim)
 {
+    const int first = threadIdx.x / ROW_THREADS, d = threadIdx.x % ROW_THREADS * WIDTH;
+    float *const first_to = tile + first * ROW_STEP + d * COLUMN_STEP;
 #pragma unroll
-    for (int i = 0; i < COPIES; ++i) {
-        const unsigned vector = i * THREADS + threadIdx.x;
-        const int row = vector / (BLOCK_D / WIDTH), d = vector % (BLOCK_D / WIDTH) * WIDTH;
-        float *const to = tile + row * ROW_STEP + d * COLUMN_STEP;
-        if (d < dim)
-            __pipeline_memcpy_async(to, from + (min(row, last_row) * dim + d), 4 * WIDTH);
-        else
-            clear<WIDTH>(to);
+    for (int i = 0; i < BLOCK_K; i += COPY_ROWS) {
+        const float *const row = from + d + (long long)min(first + i, last_row) * dim;
+#pragma unroll
+        for (int j = 0; j < BLOCK_D; j += ROW_THREADS * WIDTH) {
+            float *const to = first_to + i * ROW_STEP + j * COLUMN_STEP;
+            if (d + j < dim)
+                __pipeline_memcpy_async(to, row + j, 4 * WIDTH);
+            else
+                clear<WIDTH>(to);
+        }
     }
 }
 #else
 // Load a thread's part of a tile of K or V; past the last key it repeats, past the last column it is zero.
 __device__ __forceinline__ void fetch_tile(float (&staged)[COPIES][WIDTH], const float *from, int last_row, int dim)
 {
+    const int first = threadIdx.x / ROW_THREADS, d = threadIdx.x % ROW_THREADS * WIDTH;
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
-        const unsigned vector = i * THREADS + threadIdx.x;
-        const int row = vector / (BLOCK_D / WIDTH), d = vector % (BLOCK_D / WIDTH) * WIDTH;
-        if (d < dim)
-            load<WIDTH>(staged[i], from + (min(row, last_row) * dim + d));
+        const float *const row = from + d + (long long)min(first + i / ROW_COPIES * COPY_ROWS, last_row) * dim;
+        const int j = i % ROW_COPIES * ROW_THREADS * WIDTH;
+        if (d + j < dim)
+            load<WIDTH>(staged[i], row + j);
         else
             clear<WIDTH>(staged[i]);
     }
@@ -280,11 +294,12 @@ __device__ __forceinline__ void fetch_tile(float (&staged)[COPIES][WIDTH], const
 template <int ROW_STEP, int COLUMN_STEP>
 __device__ __forceinline__ void put_tile(float *tile, const float (&staged)[COPIES][WIDTH])
 {
+    const int first = threadIdx.x / ROW_THREADS, d = threadIdx.x % ROW_THREADS * WIDTH;
+    float *const first_to = tile + first * ROW_STEP + d * COLUMN_STEP;
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
-        const unsigned vector = i * THREADS + threadIdx.x;
-        const int row = vector / (BLOCK_D / WIDTH), d = vector % (BLOCK_D / WIDTH) * WIDTH;
-        float *const to = tile + row * ROW_STEP + d * COLUMN_STEP;
+        float *const to =
+            first_to + i / ROW_COPIES * COPY_ROWS * ROW_STEP + i % ROW_COPIES * ROW_THREADS * WIDTH * COLUMN_STEP;
         if constexpr (COLUMN_STEP == 1) {
             move<WIDTH>(to, staged[i]);
         } else {
@@ -562,9 +577,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
 #endif
 
-        alignas(16) float s[THREAD_Q][THREAD_K] = {};
+        alignas(16) float s[THREAD_Q][THREAD_K];
         if (sees) {
             // Scores.
+#pragma unroll
+            for (int m = 0; m < THREAD_Q; ++m)
+                clear<THREAD_K>(s[m]);
 #if SHARED
 #if PRAGMA_UNROLL
 #pragma unroll UNROLL_SUM

@@ -9,7 +9,7 @@ from templates.knob import Columns
 from templates.template import Constraint, Limits
 from templates.workload import Workload
 
-MOST_FMAS = 4096  # in the unrolled bodies of both loops: 16 bytes each, so half of a 128 KiB instruction cache
+MOST_FMAS = 2048  # in the unrolled bodies of both loops: 16 bytes each, a quarter of a 128 KiB instruction cache
 MOST_COPIES = 32  # vectors of one tile that a thread copies
 MOST_WORKSPACE = 2**28  # bytes
 
@@ -101,7 +101,9 @@ def _parts_divide(c: Columns, w: Workload, limits: Limits) -> Any:
 
 def _copies_divide(c: Columns, w: Workload, limits: Limits) -> Any:
     threads = np.maximum(derived(c, w)["threads"], 1)
-    return (c["shared"] == 0) | (c["block_k"] * c["block_d"] // c["width"] % threads == 0)
+    row_vectors = c["block_d"] // c["width"]
+    row_threads = np.minimum(row_vectors & -row_vectors, 32)  # the largest power of two that divides them
+    return (c["shared"] == 0) | (c["block_k"] * row_threads % threads == 0)
 
 
 def _copies_are_few(c: Columns, w: Workload, limits: Limits) -> Any:
