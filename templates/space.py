@@ -71,17 +71,38 @@ def violations(template: Template, config: Config, workload: Workload, limits: L
 def sample(template: Template, workload: Workload, limits: Limits, n: int, rng: np.random.Generator) -> list[dict[str, int]]:
     """n distinct legal configs, each legal config as likely as any other, without listing the space.
 
-    Rejection sampling in batches. Fewer than n come back only where the space is (nearly) exhausted.
+    Rejection sampling in batches; where few are legal, values that never are get no more draws. Fewer than n come back only
+    where the space is (nearly) exhausted.
     """
     found: dict[tuple[int, ...], dict[str, int]] = {}
-    for _ in range(200):
-        batch = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
+    values = {knob.name: np.array(knob.values) for knob in template.knobs}
+    for attempt in range(200):
+        if attempt == 4:
+            values = _possible_values(template, workload, limits, rng)
+        batch = {name: rng.choice(allowed, size=8192) for name, allowed in values.items()}
         keep = np.flatnonzero(legal(template, batch, workload, limits))[: 2 * n]
         for config in configs_of({name: column[keep] for name, column in batch.items()}):
             found.setdefault(tuple(config.values()), config)
             if len(found) == n:
                 return list(found.values())
     return list(found.values())
+
+
+def _possible_values(
+    template: Template, workload: Workload, limits: Limits, rng: np.random.Generator, n: int = 65536
+) -> dict[str, np.ndarray]:
+    """Of each knob the values with which each constraint, taken alone, holds in some of n random configs.
+
+    A value left out is one that a constraint forbids whatever the other knobs are, up to a chance of about
+    (1 - r)^(n / values) for one that it allows in a share r of configs.
+    """
+    columns = canonical(template, {knob.name: rng.choice(np.array(knob.values), size=n) for knob in template.knobs})
+    possible = {knob.name: np.isin(knob.values, columns[knob.name]) for knob in template.knobs}
+    for constraint in template.constraints:
+        holds = np.broadcast_to(np.asarray(constraint.holds(columns, workload, limits), dtype=bool), (n,))
+        for knob in template.knobs:
+            possible[knob.name] &= np.array([np.any(holds & (columns[knob.name] == value)) for value in knob.values])
+    return {knob.name: np.array(knob.values)[possible[knob.name]] for knob in template.knobs}
 
 
 def edits(template: Template, config: Config, workload: Workload, limits: Limits) -> list[tuple[str, int, dict[str, int]]]:
