@@ -31,7 +31,6 @@
 #define UNROLL 2            // how far
 #define FMA_ORDER 0         // 0: along rows, 1: down columns, 2: down columns there and back
 #define SKIP_RESCALE 0      // rescale O only where a row's largest score has grown
-#define BASE_TWO 1          // powers of two, log2(e) folded into the scale of the scores
 #define SPLIT_K 1           // blocks that share the keys
 #define MIN_BLOCKS 1        // resident blocks to leave registers for
 
@@ -162,15 +161,6 @@ template <int STEP, int LANES>
 __device__ __forceinline__ int offset(int i)
 {
     return i / STEP * STEP * LANES + i % STEP;
-}
-
-__device__ __forceinline__ float exponential(float x)
-{
-#if BASE_TWO
-    return exp2f(x);
-#else
-    return __expf(x);
-#endif
 }
 
 // How many keys rows `first` to `last` see: the row that sees most of them.
@@ -345,18 +335,18 @@ __device__ __forceinline__ void weigh(float (&s)[THREAD_Q][THREAD_K], float (&ou
     if (__any_sync(FULL_WARP, grown)) {
 #pragma unroll
         for (int m = 0; m < THREAD_Q; ++m)
-            shrink(out[m], sum[m], exponential(before[m] - top[m]));
+            shrink(out[m], sum[m], exp2f(before[m] - top[m]));
     }
 #else
 #pragma unroll
     for (int m = 0; m < THREAD_Q; ++m)
-        shrink(out[m], sum[m], exponential(before[m] - top[m]));
+        shrink(out[m], sum[m], exp2f(before[m] - top[m]));
 #endif
 #pragma unroll
     for (int m = 0; m < THREAD_Q; ++m)
 #pragma unroll
         for (int n = 0; n < THREAD_K; ++n) {
-            s[m][n] = exponential(s[m][n] - top[m]);
+            s[m][n] = exp2f(s[m][n] - top[m]);
             sum[m] += s[m][n];
         }
 }
@@ -383,7 +373,7 @@ __device__ __forceinline__ void take(const float *from, float (&out)[THREAD_Q][T
 #pragma unroll
     for (int m = 0; m < THREAD_Q; ++m) {
         const float other = from[(m * (THREAD_D + 2) + THREAD_D) * SHARERS], larger = fmaxf(top[m], other);
-        const float factor = exponential(top[m] - larger), factor_other = exponential(other - larger);
+        const float factor = exp2f(top[m] - larger), factor_other = exp2f(other - larger);
 #pragma unroll
         for (int n = 0; n < THREAD_D; ++n)
             out[m][n] = out[m][n] * factor + from[(m * (THREAD_D + 2) + n) * SHARERS] * factor_other;
@@ -444,11 +434,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int tile_begin = 0, tile_end = tiles_k;
 #endif
 
-#if BASE_TWO
-    const float scale = 1.44269504f / sqrtf((float)dim);  // log2(e)
-#else
-    const float scale = 1.0f / sqrtf((float)dim);
-#endif
+    const float scale = 1.44269504f / sqrtf((float)dim);  // with log2(e): weights are powers of two
     float out[THREAD_Q][THREAD_D] = {}, top[THREAD_Q], sum[THREAD_Q];
 #pragma unroll
     for (int m = 0; m < THREAD_Q; ++m) {

@@ -63,7 +63,6 @@ KNOBS = (
     Knob("unroll", "schedule", (1, 2, 4, 8), 2, "how far", lambda c: c["pragma_unroll"] == 1),
     Knob("fma_order", "schedule", (0, 1, 2), 0, "order of a thread's FMAs: rows, columns, columns there and back: register banks"),
     Knob("skip_rescale", "schedule", (0, 1), 0, "rescale O only where a row's largest score has grown"),
-    Knob("base_two", "schedule", (0, 1), 1, "exp2f with log2(e) folded into the scale, not __expf"),
     Knob("split_k", "schedule", (1, 2, 4, 8, 16), 1, "blocks that share the keys of their rows: small grids"),
     Knob("min_blocks", "schedule", (1, 2, 3), 1, "resident blocks per SM the compiler must leave registers for"),
 )

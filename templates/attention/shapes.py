@@ -159,10 +159,6 @@ CONSTRAINTS = (
         lambda c, _, limits: (c["shared"] == 0) | (c["async_copy"] == 0) | (limits.compute_capability >= (8, 0)),
     ),
     Constraint("a part of P must hold whole steps of a thread's keys and whole vectors", _parts_divide),
-    Constraint(
-        "a thread that loads V straight from global memory needs its columns to be a multiple of width",
-        lambda c, w, _: (c["shared"] == 1) | (derived(c, w)["thread_d"] % c["width"] == 0),
-    ),
     Constraint("the unrolled loops would not stay in the instruction cache: lower unroll, vector or p_parts", _bodies_fit),
     Constraint("shared memory does not fit: shrink the tiles or the stages, or set dynamic_smem=1", _smem_fits),
     Constraint("too few registers for scores and sums, they would spill: shrink the thread tile or min_blocks", _registers_fit),
