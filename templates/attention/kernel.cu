@@ -1,5 +1,5 @@
-// O = softmax(Q K' / sqrt(dim)) V in fp32, all row-major: Q and O are batches x heads x queries x dim, K and V are
-// batches x kv_heads x keys x dim; heads is a multiple of kv_heads: neighbouring heads share keys. causal: query i sees keys 0 to i.
+// O = softmax(Q K' / sqrt(dim)) V in fp32, all row-major: Q and O are batches x heads x queries x dim, K and V are batches x
+// kv_heads x keys x dim; heads is a multiple of kv_heads, and neighbouring heads share keys. causal: query i sees keys 0 to i.
 //
 // A thread block computes BLOCK_Q rows of O. It walks over the keys in tiles of BLOCK_K and keeps, per row, the largest score so
 // far and the sum of the weights relative to it (online softmax). Of each tile a warp takes WARP_Q rows and WARP_K keys; of these
@@ -46,7 +46,11 @@ constexpr int WARP_Q = THREAD_Q * LANES_Q;
 constexpr int WARP_K = BLOCK_K / WARPS_K;
 constexpr int THREADS = BLOCK_Q / WARP_Q * WARPS_K * 32;
 constexpr int THREAD_K = WARP_K / LANES_K;
+#if SHARED
 constexpr int THREAD_D = BLOCK_D / LANES_K;
+#else
+constexpr int THREAD_D = 256 / LANES_K;  // dim is at most 256
+#endif
 
 // Neighbouring rows, keys and columns that a thread takes at once; its next ones are a warp's width further on.
 #if TRANSPOSE_Q
@@ -220,6 +224,7 @@ __device__ __forceinline__ void multiply(float (&sum)[THREAD_Q][COLUMNS], const 
 }
 
 #if SHARED
+#if !TRANSPOSE_Q || !TRANSPOSE_K
 // Read DEPTH values of the summed index for each of a thread's rows, from a tile whose rows lie one after the other.
 template <int ROWS, int STEP, int LANES, int DEPTH>
 __device__ __forceinline__ void read_rows(float (&to)[ROWS][DEPTH], const float *tile, int stride)
@@ -229,7 +234,8 @@ __device__ __forceinline__ void read_rows(float (&to)[ROWS][DEPTH], const float 
         move<DEPTH>(to[r], tile + offset<STEP, LANES>(r) * stride);
 }
 
-// The same from a tile in which the summed index is the row.
+#endif
+// Read DEPTH values of the summed index for each of a thread's rows or columns, from a tile in which that index is the row.
 template <int ROWS, int STEP, int LANES, int DEPTH>
 __device__ __forceinline__ void read_columns(float (&to)[ROWS][DEPTH], const float *tile, int stride)
 {

@@ -1,5 +1,5 @@
-// O = softmax(Q K' / sqrt(dim)) V in float64, with the scale its rounding errors grow with: sum over the keys of p |v|. 256 threads
-// per row of O: each takes every 256th key for the scores, and a column for the sums. Online softmax, in float64 too.
+// O = softmax(Q K' / sqrt(dim)) V in float64, with the scale its rounding errors grow with: sum over the keys of p |v|.
+// 256 threads per row of O: each takes every 256th key for the scores, and a column for the sums. Online softmax, too.
 extern "C" __global__ void reference(const float *Q, const float *K, const float *V, double *O, double *magnitude, int heads,
                                      int kv_heads, int queries, int keys, int dim, int causal)
 {

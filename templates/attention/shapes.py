@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from templates.attention.knobs import is_p_shared, is_shared
+from templates.attention.knobs import BLOCKS_D, is_p_shared, is_shared
 from templates.knob import Columns
 from templates.template import Constraint, Limits
 from templates.workload import Workload
@@ -28,12 +28,12 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
     warps_q = c["block_q"] // warp_q
     threads = 32 * warps_q * c["warps_k"]
     thread_k = c["block_k"] // (c["warps_k"] * c["lanes_k"])
-    thread_d = c["block_d"] // c["lanes_k"]
+    thread_d = columns_held(c) // c["lanes_k"]
     heads = np.where(c["pack_heads"] == 1, w["KV"], w["H"])
     tiles_q = -(-(w["H"] // heads * w["Q"]) // c["block_q"])
     scores, sums = c["thread_q"] * thread_k, c["thread_q"] * thread_d
     depth = np.where(shared, c["vector"], c["width"])
-    fragments = np.maximum((c["thread_q"] + np.minimum(thread_k, 2)) * depth, np.where(p_shared, c["thread_q"] + thread_d, thread_d))
+    of_scores, of_sums = (c["thread_q"] + np.minimum(thread_k, 2)) * depth, np.where(p_shared, c["thread_q"], 0) + thread_d
     staging = np.where(shared & (c["async_copy"] == 0), c["block_k"] * c["block_d"] // np.maximum(threads, 1), 0)
     d_used = w["D"] / np.where(shared, c["block_d"], w["D"])
     return {
@@ -43,7 +43,7 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
         "thread_k": thread_k,
         "thread_d": thread_d,
         "smem_bytes": 4 * np.maximum(tile_floats(c), np.where(c["warps_k"] > 1, sum_floats(c), 0)),
-        "registers": scores + sums + 2 * c["thread_q"] + fragments + staging + 20,
+        "registers": scores + sums + 2 * c["thread_q"] + np.maximum(of_scores, of_sums) + staging + 20,
         "tiles_q": tiles_q,
         "blocks": w["B"] * heads * tiles_q * c["split_k"],
         "k_tiles": -(-w["K"] // c["block_k"]),
@@ -71,7 +71,12 @@ def tile_floats(c: Columns) -> Any:
 
 def sum_floats(c: Columns) -> Any:
     """Floats that a block hands over when others share its rows: O, and two statistics per thread and row."""
-    return c["block_q"] * (c["block_d"] + 2 * c["lanes_k"])
+    return c["block_q"] * (columns_held(c) + 2 * c["lanes_k"])
+
+
+def columns_held(c: Columns) -> Any:
+    """Columns that a block keeps of O: without tiles, as many as any head may have."""
+    return np.where(c["shared"] == 1, c["block_d"], BLOCKS_D[-1])
 
 
 def workspace_bytes(c: Columns, w: Workload) -> Any:
@@ -82,12 +87,13 @@ def workspace_bytes(c: Columns, w: Workload) -> Any:
 
 def _tiles_divide(c: Columns, w: Workload, limits: Limits) -> Any:
     rows = c["block_q"] % (c["thread_q"] * (32 // c["lanes_k"])) == 0
-    return rows & (c["block_k"] % (c["warps_k"] * c["lanes_k"]) == 0) & (c["block_d"] % c["lanes_k"] == 0)
+    return rows & (c["block_k"] % (c["warps_k"] * c["lanes_k"]) == 0) & (columns_held(c) % c["lanes_k"] == 0)
 
 
 def _head_fits(c: Columns, w: Workload, limits: Limits) -> Any:
-    spare = np.where((c["block_d"] == 256), 64, 32)
-    return (c["block_d"] >= w["D"]) & ((c["shared"] == 0) | (c["block_d"] < w["D"] + spare))
+    spare = c["block_d"] - w["D"]
+    holds = min(v for v in BLOCKS_D if v >= w["D"]) == c["block_d"]
+    return (c["shared"] == 0) | holds | ((spare >= 0) & ((spare < 32) | (5 * spare <= w["D"])))
 
 
 def _parts_divide(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -140,7 +146,10 @@ def _stages_fit(c: Columns, w: Workload, limits: Limits) -> Any:
 
 
 CONSTRAINTS = (
-    Constraint("the head dimension needs the block_d that holds it with fewer than 32 columns to spare (256: 64)", _head_fits),
+    Constraint(
+        "block_d must hold the head dimension, the least that does or with fewer than 32 columns or a sixth to spare",
+        _head_fits,
+    ),
     Constraint("D is not a multiple of width: rows are not aligned", lambda c, w, _: w["D"] % c["width"] == 0),
     Constraint("the warps' tiles (thread tile x lanes) must divide the block tile", _tiles_divide),
     Constraint(

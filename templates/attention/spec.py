@@ -5,7 +5,6 @@ keys j <= i, counted from the first one whatever Q and K are (as PyTorch's is_ca
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ def error_bound(w: Workload) -> float:
 
     A sum of n products of either sign, as Q, K and V are drawn, errs by lambda u sum |a||b|, whatever n (Higham and Mary, Sharper
     Probabilistic Backward Error Analysis for Basic Linear Algebra Kernels with Random Data, SIAM J. Sci. Comput. 42(5), 2020).
-    For a score that is lambda u sqrt(D) mean|q k|, an absolute error and so the relative one of its exponential; mean|q k| = 1 here.
+    For a score that is lambda u sqrt(D) mean|q k|, an absolute error and so the relative one of its exponential.
     The sum of K weights, all positive: lambda sqrt(K) u (the same authors, A New Approach to Probabilistic Rounding Error
     Analysis, 41(5), 2019, theorem 3.1). The scale, exp and its argument (scores stay below 16): 32 u.
     """
@@ -100,9 +99,8 @@ def edge_shapes(config: Config) -> list[Workload]:
         return sorted({max(floor, size) for size in (1, block - 1, block, block + 1, 2 * block + 1)})
 
     width = config["width"]
-    most = config["block_d"] if config["shared"] else 40
-    least = most - (63 if most == 256 else 31)
-    ds = sorted({-(-max(1, d) // width) * width for d in (least, most - width, most)})
+    most = config["block_d"] if config["shared"] else 96
+    ds = sorted({-(-max(1, d) // width) * width for d in (most - 31, most - width, most)})
     qs = sizes(config["block_q"])
     ks = sizes(config["block_k"] * config["split_k"], (config["split_k"] - 1) * config["block_k"] + 1)
     shapes = []
@@ -115,7 +113,7 @@ def edge_shapes(config: Config) -> list[Workload]:
 
 
 NAIVE = {
-    "shared": 0, "block_q": 4, "block_k": 32, "block_d": 256, "thread_q": 1, "lanes_k": 32, "warps_k": 1, "width": 1,
+    "shared": 0, "block_q": 4, "block_k": 32, "block_d": 64, "thread_q": 1, "lanes_k": 32, "warps_k": 1, "width": 1,
     "pack_heads": 0, "heads_first": 0, "reverse": 0, "transpose_q": 0, "transpose_k": 0, "pad": 4, "p_parts": 1,
     "async_copy": 1, "read_only": 0, "dynamic_smem": 1, "stages": 1, "vector": 4, "pragma_unroll": 0, "unroll": 2, "fma_order": 0,
     "skip_rescale": 0, "split_k": 1, "min_blocks": 1,
