@@ -29,6 +29,14 @@ class WorkerLostError(RuntimeError):
     """The worker does not start."""
 
 
+class WorkerGoneError(WorkerLostError):
+    """The worker vanished in the middle of a job, and nothing says that the candidate did it: its node went down, say."""
+
+
+class NoRoomError(WorkerLostError):
+    """There is no GPU for the worker any more; asking again would not help."""
+
+
 class Worker:
     """The farm's end of one worker process; `visible` is the CUDA_VISIBLE_DEVICES entry it is confined to.
 
