@@ -35,7 +35,7 @@ def main(settings: config.Settings, run: Run) -> None:
     template = load_template(settings.op.name)
     workloads = chosen(template, settings.collect)
     recorded, data = config.path(settings.recorded_dir), config.path(settings.data_dir)
-    if worlds.replays(settings.gpu):
+    if worlds.replays(settings.gpu, settings.farm):
         device = worlds.recorded_device(recorded, settings.gpu)
         frame = worlds.recorded_rows(recorded, device, template.op)
         run.log.info("no GPU is used: checks the %d recorded timings of %s instead of measuring", len(frame), device.name)

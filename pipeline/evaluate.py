@@ -60,7 +60,7 @@ def main(settings: config.Settings, run: Run) -> None:
 def without_vendor(settings: config.Settings, run: Run) -> config.Settings:
     """The settings less the vendor's kernel where it would have to be measured and cannot be."""
     chosen = settings.evaluate
-    if "vendor" not in chosen.methods or worlds.replays(settings.gpu) or (reason := missing()) is None:
+    if "vendor" not in chosen.methods or worlds.replays(settings.gpu, settings.farm) or (reason := missing()) is None:
         return settings
     run.log.warning("leaves the vendor out: %s", reason)
     return replace(settings, evaluate=replace(chosen, methods=[name for name in chosen.methods if name != "vendor"]))

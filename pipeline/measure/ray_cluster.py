@@ -41,6 +41,7 @@ class Cluster:
         self.settings = settings
         self._folder: str | None = None
         self._environment: dict[str, str | None] = {}
+        self._exported: dict[Any, Any] = {}  # what Ray has shipped to the cluster already
         self.starts_here = not settings.ray.address
         self._set({**QUIET, **(_private() if self.starts_here else {}), **({"CUDA_VISIBLE_DEVICES": visible} if visible else {})})
         try:
@@ -57,16 +58,16 @@ class Cluster:
 
     def actor(self, kind: type, *arguments: object) -> Any:
         """An object of a class in a process of its own that holds one GPU, as soon as one is free."""
-        return self.ray.remote(num_gpus=1, num_cpus=0, max_restarts=0)(kind).remote(*arguments)
+        return self._shipped(kind, num_gpus=1, num_cpus=0, max_restarts=0).remote(*arguments)
 
     def task(self, function: Callable[..., Any], *arguments: object, node: str | None = None) -> Any:
         """A reference to what the function returns on some CPU of the cluster, or on that of one node."""
-        options: dict[str, Any] = {"num_cpus": 1, "max_retries": 2}
+        remote = self._shipped(function, num_cpus=1, max_retries=2)
         if node is not None:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        return self.ray.remote(**options)(function).remote(*arguments)
+            remote = remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        return remote.remote(*arguments)
 
     def get(self, reference: Any, limit_s: float | None = None) -> Any:
         """What a reference stands for. The function's own exceptions are raised as they were; LostError as it says."""
@@ -109,6 +110,11 @@ class Cluster:
         self._set(self._environment)
         self._environment = {}
 
+    def _shipped(self, what: Any, **options: Any) -> Any:
+        if what not in self._exported:
+            self._exported[what] = self.ray.remote(**options)(what)
+        return self._exported[what]
+
     def _connect(self) -> None:
         address = self.settings.ray.address
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -125,9 +131,18 @@ class Cluster:
         except (RuntimeError, ValueError, OSError, self.ray.exceptions.RayError) as error:
             what = "Ray does not start" if self.starts_here else f"farm.ray.address={address}: cannot join that Ray cluster"
             raise InputError(f"{what} ({_line(error)})") from error
+        else:
+            self._check_loopback()
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # ray.init puts its own in place of the stage's
+
+    def _check_loopback(self) -> None:
+        """InputError unless a Ray of our own keeps to loopback, as it does when nobody imported ray before us."""
+        address = self.ray.util.get_node_ip_address()
+        if self.starts_here and not address.startswith("127."):
+            self.ray.shutdown()
+            raise InputError(f"Ray would listen on {address}, not only on this machine: import nothing of ray before the farm")
 
     def _count(self, there: int) -> int:
         """How many GPUs to use."""

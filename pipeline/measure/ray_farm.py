@@ -105,8 +105,8 @@ class RayBuildPool(BuildPool):
 
     def check_nodes(self) -> None:
         """InputError unless every node has the compiler that this machine has."""
-        nodes = self.cluster.nodes()
-        asked = {node: self.cluster.task(ray_node.check_compiler, self.settings, self.compiler.version, node=node) for node in nodes}
+        nodes, wanted = self.cluster.nodes(), (self.settings, self.compiler.version)
+        asked = {node: self.cluster.task(ray_node.check_compiler, *wanted, node=node) for node in nodes}
         for node, reference in asked.items():
             try:
                 self.cluster.get(reference, SLACK_S)
