@@ -21,6 +21,9 @@ NOT_SHIPPED = (".git", ".venv", "outputs", "docs", "datasets/recorded")
 STORE_BYTES = 80 * 2**20
 """Ray's object store: cubins of some 50 KB pass through it."""
 
+FOLDER, LONGEST_PLACE = "ray-cuda-", 14
+"""Ray's files are in `ray-cuda-<our pid>-<8 characters>`, in a folder whose own name leaves room for it."""
+
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
 
 log = logging.getLogger(__name__)
@@ -39,7 +42,7 @@ class Cluster:
 
     def __init__(self, settings: FarmSettings, visible: str | None = None) -> None:
         self.settings = settings
-        self._folder: str | None = None
+        self.folder: str | None = None
         self._environment: dict[str, str | None] = {}
         self._exported: dict[Any, Any] = {}  # what Ray has shipped to the cluster already
         self.starts_here = not settings.ray.address
@@ -104,9 +107,9 @@ class Cluster:
         if ray is not None and not getattr(self, "joined", True):
             ray.shutdown()
             self.joined = True
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
         self._set(self._environment)
         self._environment = {}
 
@@ -121,9 +124,9 @@ class Cluster:
         handler = signal.getsignal(signal.SIGTERM)
         try:
             if self.starts_here:
-                self._folder = _scratch()
+                self.folder = scratch_folder()
                 self.ray.init(
-                    address="local", include_dashboard=False, num_cpus=self.settings.build.jobs, _temp_dir=self._folder,
+                    address="local", include_dashboard=False, num_cpus=self.settings.build.jobs, _temp_dir=self.folder,
                     num_gpus=self.settings.ray.gpus or None, object_store_memory=STORE_BYTES, **quiet,
                 )  # fmt: skip
             else:
@@ -168,7 +171,7 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise InputError(f"farm=ray needs Ray ({error}): make ray, or pip install 'ray==2.60.0' on every node") from None
+        raise InputError(f"farm=ray needs Ray ({error}): make setup installs it, as pip install -c constraints.txt ray does") from None
     return ray
 
 
@@ -183,10 +186,18 @@ def _private() -> dict[str, str | None]:
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_ADDRESS": None, "PYTHONPATH": path, **token}
 
 
-def _scratch() -> str:
-    """A folder for Ray's files, with a name short enough for the sockets in it (a path may have 107 characters)."""
-    place = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="ray-", dir=place if len(place) < 30 else "/tmp")
+def scratch_folder() -> str:
+    """A folder for Ray's files, with a name short enough for the sockets in it: a path may have 107 characters, Ray adds 66.
+
+    Those of runs that were killed go away with the next one that starts.
+    """
+    place = Path(tempfile.gettempdir())
+    place = place if len(str(place)) <= LONGEST_PLACE else Path("/tmp")
+    for left in place.glob(f"{FOLDER}*-*"):
+        owner = left.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=place)
 
 
 def _line(error: BaseException) -> str:
