@@ -206,8 +206,9 @@ class GpuFarm:
         self._closed = True
         for _ in self._threads:
             self._tasks.put(None)
+        deadline = time.monotonic() + 1.0
         for worker, thread in zip(self.workers, self._threads, strict=False):
-            thread.join(timeout=1.0)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 worker.kill()  # in the middle of a job: ending it frees the thread
         for worker in self.workers:
