@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -317,6 +318,14 @@ def test_what_a_cluster_lacks_is_one_line(
     with pytest.raises(InputError, match=says) as caught:
         RayFarm(settings(tmp_path, wanted))
     assert "\n" not in str(caught.value)
+
+
+def test_an_address_where_no_ray_is_fails_at_once_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound but not listening: nobody else can answer on this port
+        taken.bind(("127.0.0.1", 0))
+        for address, says in {f"127.0.0.1:{taken.getsockname()[1]}": "no Ray answers there", "ray://head": "write host:port"}.items():
+            with pytest.raises(InputError, match=says):
+                RayFarm(replace(settings(tmp_path, 0), ray=RaySettings(address)))
 
 
 class FakeRay:

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +18,9 @@ from templates.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = (".git", ".venv", "outputs", "docs", "datasets/recorded")
 """What nodes do not need of the repository, a copy of which they get."""
+
+REACH_S = 5.0
+"""How long a cluster's head may take to accept a connection."""
 
 STORE_BYTES = 80 * 2**20
 """Ray's object store: cubins of some 50 KB pass through it."""
@@ -48,6 +52,8 @@ class Cluster:
         self.starts_here = not settings.ray.address
         self._set({**QUIET, **(_private() if self.starts_here else {}), **({"CUDA_VISIBLE_DEVICES": visible} if visible else {})})
         try:
+            if not self.starts_here:
+                _reach(settings.ray.address)
             self.ray = _import_ray()
             self.joined = bool(self.ray.is_initialized())
             if not self.joined:
@@ -132,8 +138,10 @@ class Cluster:
             else:
                 self.ray.init(address=address, runtime_env={"working_dir": str(ROOT), "excludes": list(NOT_SHIPPED)}, **quiet)
         except (RuntimeError, ValueError, OSError, self.ray.exceptions.RayError) as error:
-            what = "Ray does not start" if self.starts_here else f"farm.ray.address={address}: cannot join that Ray cluster"
-            raise InputError(f"{what} ({_line(error)})") from error
+            if self.starts_here:
+                raise InputError(f"Ray does not start ({_line(error)})") from error
+            why = f"{_line(error)}; are this machine's Ray, Python, RAY_AUTH_MODE and token those of the cluster, and is it a node?"
+            raise InputError(f"farm.ray.address={address}: cannot join that Ray cluster ({why})") from error
         else:
             self._check_loopback()
         finally:
@@ -173,6 +181,17 @@ def _import_ray() -> Any:
     except ImportError as error:
         raise InputError(f"farm=ray needs Ray ({error}): make setup installs it, as pip install -c constraints.txt ray does") from None
     return ray
+
+
+def _reach(address: str) -> None:
+    """InputError unless somebody listens at `host:port`; Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise InputError(f"farm.ray.address={address}: write host:port, as `ray start --head` shows it")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        raise InputError(f"farm.ray.address={address}: no Ray answers there ({error.strerror or error})") from None
 
 
 def _private() -> dict[str, str | None]:
