@@ -323,7 +323,8 @@ def test_what_a_cluster_lacks_is_one_line(
 def test_an_address_where_no_ray_is_fails_at_once_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound but not listening: nobody else can answer on this port
         taken.bind(("127.0.0.1", 0))
-        for address, says in {f"127.0.0.1:{taken.getsockname()[1]}": "no Ray answers there", "ray://head": "write host:port"}.items():
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        for address, says in {nobody: "no Ray answers there", "ray://head": "write host:port"}.items():
             with pytest.raises(InputError, match=says):
                 RayFarm(replace(settings(tmp_path, 0), ray=RaySettings(address)))
 

@@ -140,8 +140,8 @@ class Cluster:
         except (RuntimeError, ValueError, OSError, self.ray.exceptions.RayError) as error:
             if self.starts_here:
                 raise InputError(f"Ray does not start ({_line(error)})") from error
-            why = f"{_line(error)}; are this machine's Ray, Python, RAY_AUTH_MODE and token those of the cluster, and is it a node?"
-            raise InputError(f"farm.ray.address={address}: cannot join that Ray cluster ({why})") from error
+            needed = "this machine has to be a node of it, with the same Ray, Python, RAY_AUTH_MODE and token"
+            raise InputError(f"farm.ray.address={address}: cannot join ({_line(error)}); {needed}") from error
         else:
             self._check_loopback()
         finally:
@@ -179,7 +179,8 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise InputError(f"farm=ray needs Ray ({error}): make setup installs it, as pip install -c constraints.txt ray does") from None
+        cure = "make setup installs it, as pip install -c constraints.txt ray does"
+        raise InputError(f"farm=ray needs Ray ({error}): {cure}") from None
     return ray
 
 
