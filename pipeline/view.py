@@ -80,7 +80,7 @@ class View:
         for name, text in self.facts():
             grid.add_row(f"[dim]{name}", text)
         for workload, best in self._last(SHOWN):
-            grid.add_row("[dim]best", f"{_time(best)}  {workload}, {best.rows} rows")
+            grid.add_row("[dim]best", f"{_time(best)}  {workload}, {best.rows} {'row' if best.rows == 1 else 'rows'}")
         return grid
 
     def _last(self, n: int) -> list[tuple[Workload, Best]]:
@@ -136,13 +136,13 @@ def _span(values: Sequence[int | None], unit: str) -> str:
 
 
 def _builds(stats: Mapping[str, float]) -> str:
-    rate, compiling, ready = stats["build_recent_hit_rate"], stats["build_queue_depth"], stats["gpu_queue_depth"]
-    return f"{rate:.0%} from the cache, {compiling:.0f} to build, {ready:.0f} built and waiting"
+    hits, waiting, ready = 100.0 * stats["build_recent_hit_rate"], stats["build_queue_depth"], stats["gpu_queue_depth"]
+    return f"{hits:.0f} % from the cache, {waiting:.0f} to build, {ready:.0f} built and waiting"
 
 
 def _gpus(stats: Mapping[str, float]) -> list[str]:
     busy, restarts = stats.get("gpu_busy_share"), stats.get("restarts")
-    return [*([f"{busy:.0%} busy"] if busy is not None else []), *([f"{restarts:.0f} restarts"] if restarts else [])]
+    return [*([f"{100.0 * busy:.0f} % busy"] if busy is not None else []), *([f"{restarts:.0f} restarts"] if restarts else [])]
 
 
 def _time(best: Best) -> str:

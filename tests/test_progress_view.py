@@ -76,8 +76,8 @@ def seen(*rows: Measurement) -> View:
 def test_the_note_tells_best_statuses_cache_queues_and_gpu() -> None:
     view = seen(row(300.0, origin="naive"), row(100.0, clock=1755), row(None), row(120.0, heat=45), row(50.0, origin="vendor"))
     assert view.note() == (
-        "best 100.0 us (3.0 x naive) on matmul/f32/M=4096,N=4096,K=4096; 4 ok, 1 crash; 83% from the cache, 12 to build, "
-        "5 built and waiting; 87% busy, 2 restarts, 1755-1980 MHz, 41-45 C"
+        "best 100.0 us (3.0 x naive) on matmul/f32/M=4096,N=4096,K=4096; 4 ok, 1 crash; 83 % from the cache, 12 to build, "
+        "5 built and waiting; 87 % busy, 2 restarts, 1755-1980 MHz, 41-45 C"
     )
 
 
@@ -151,7 +151,7 @@ def test_on_a_terminal_it_refreshes_in_place_and_logs_stay_above(monkeypatch: py
     text = terminal.getvalue()
     assert handler.stream is terminal and sys.stderr is terminal, "everything is put back"
     last = text[text.rindex("a worker restarts") :]
-    assert "measuring" in last and "100.0 us" in last and "87% busy" in last, "drawn anew below the line"
+    assert "measuring" in last and "100.0 us" in last and "87 % busy" in last, "drawn anew below the line"
     assert "\x1b[1A" in text, "the cursor goes up: it is refreshed in place"
 
 
