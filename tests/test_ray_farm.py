@@ -288,7 +288,7 @@ def test_a_node_with_another_compiler_is_refused_in_one_line(tmp_path: Path, mon
     builds = pool(tmp_path, Elsewhere())
     builds.check_nodes()
     monkeypatch.setattr(ray_node, "check_compiler", lambda found, version: _check(found, "12.9.1"))
-    with pytest.raises(InputError, match=r"compiles with nvcc 13.0.88, this machine with 12.9.1: install the same"):
+    with pytest.raises(InputError, match=r"has compiler 13.0.88, this machine 12.9.1: install the same"):
         builds.check_nodes()
     builds.close()
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol
 
 from datasets.device import Device
 from datasets.measurement import Candidate, Measurement
@@ -23,7 +22,7 @@ from pipeline.measure.nvcc import BuildFailure
 from pipeline.measure.rows import row_of
 from pipeline.measure.settings import FarmSettings
 from pipeline.measure.stopwatch import Stopwatch
-from pipeline.measure.worker import NoRoomError, Worker, WorkerGoneError, WorkerLostError
+from pipeline.measure.worker import GpuWorker, NoRoomError, Worker, WorkerGoneError, WorkerLostError
 from templates.errors import InputError
 from templates.knob import config_text
 from templates.render import render, render_reference
@@ -36,31 +35,6 @@ RESTARTS = 3
 """Attempts to start a worker anew after a crash before its GPU is given up."""
 
 log = logging.getLogger(__name__)
-
-
-class GpuWorker(Protocol):
-    """What the farm needs of whatever drives one GPU; see `worker.Worker`. Used from one thread, but for `kill`."""
-
-    number: int
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can take a job; `start` and `equip` it otherwise."""
-
-    def start(self) -> Hello:
-        """Start it, or start it anew."""
-
-    def equip(self, tools: Tools, locked_mhz: int | None) -> str:
-        """Hand over the helper kernels; notes for the log."""
-
-    def run(self, job: Job | VendorJob) -> Outcome:
-        """Do a job. WorkerGoneError when it vanished through no known fault of the candidate."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def close(self) -> None:
-        """Let it end."""
 
 
 @dataclass(frozen=True)

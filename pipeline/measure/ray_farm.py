@@ -15,12 +15,12 @@ from pipeline.measure import ray_node
 from pipeline.measure.build import BuildPool, Cubin
 from pipeline.measure.cache import Entry
 from pipeline.measure.clocks import observe_only
-from pipeline.measure.farm import GpuFarm, GpuWorker, visible_gpus
+from pipeline.measure.farm import GpuFarm, visible_gpus
 from pipeline.measure.jobs import Hello, Job, Outcome, Tools, VendorJob
 from pipeline.measure.nvcc import BuildFailure
 from pipeline.measure.ray_cluster import Cluster, LostError
 from pipeline.measure.settings import BuildSettings, ClockSettings, FarmSettings
-from pipeline.measure.worker import NoRoomError, WorkerGoneError, WorkerLostError
+from pipeline.measure.worker import GpuWorker, NoRoomError, WorkerGoneError, WorkerLostError
 from templates.errors import InputError
 
 ROOM_S = 30.0

@@ -3,14 +3,13 @@
 import os
 import platform
 from dataclasses import replace
-from pathlib import Path
 
 from pipeline.measure import clocks
-from pipeline.measure.build import Cubin, build
-from pipeline.measure.cache import Cache, default_cache_dir
+from pipeline.measure.build import Compiler, Cubin, build, find_compiler, open_cache
+from pipeline.measure.cache import Cache
 from pipeline.measure.jobs import Hello, Job, Outcome, Tools, VendorJob
 from pipeline.measure.lock import ClockLock
-from pipeline.measure.nvcc import BuildFailure, Compiler, find_nvcc
+from pipeline.measure.nvcc import BuildFailure
 from pipeline.measure.settings import BuildSettings, FarmSettings
 from pipeline.measure.worker import Worker
 from templates.errors import InputError
@@ -26,7 +25,7 @@ def check_compiler(settings: BuildSettings, version: str) -> None:
     except InputError as error:
         raise InputError(f"node {platform.node()}: {error}") from None
     if found != version:
-        raise InputError(f"node {platform.node()} compiles with nvcc {found}, this machine with {version}: install the same")
+        raise InputError(f"node {platform.node()} has compiler {found}, this machine {version}: install the same")
 
 
 def compile_source(source: str, arch: str, settings: BuildSettings, version: str) -> Cubin | BuildFailure:
@@ -38,8 +37,7 @@ def compile_source(source: str, arch: str, settings: BuildSettings, version: str
 def _compiler(settings: BuildSettings) -> tuple[Compiler, Cache]:
     key = repr(settings)
     if key not in _COMPILERS:
-        root = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
-        _COMPILERS[key] = (find_nvcc(settings), Cache(root))
+        _COMPILERS[key] = (find_compiler(settings), open_cache(settings))
     return _COMPILERS[key]
 
 
