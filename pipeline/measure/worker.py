@@ -39,7 +39,10 @@ class NoRoomError(WorkerLostError):
 
 
 class GpuWorker(Protocol):
-    """What the farm needs of whatever drives one GPU: `Worker`, or its stand-in for a GPU elsewhere. Used from one thread, but for `kill`."""
+    """What the farm needs of whatever drives one GPU: `Worker`, or its stand-in for a GPU elsewhere.
+
+    Used from one thread, but for `kill`.
+    """
 
     number: int
 
