@@ -73,7 +73,7 @@ features: | $(READY)  ## print the features of one workload and config
 	@$(PY) -m pipeline.features $(ARGS)
 
 test: lint  ## lint, then every test that needs no GPU
-	@$(PY) -m pytest -n $(JOBS) -m "not gpu" $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not gpu" $(ARGS)
 
 lint: | $(READY)  ## ruff and mypy
 	@$(PY) -m ruff check .

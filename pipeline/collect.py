@@ -22,6 +22,7 @@ from pipeline.measure.measurer import Measurer
 from pipeline.plan import chosen, rows
 from pipeline.runs import Run, progress, stage
 from pipeline.tables import table
+from pipeline.view import View, Watched
 from templates import space
 from templates.errors import InputError
 from templates.knob import config_text
@@ -35,7 +36,7 @@ def main(settings: config.Settings, run: Run) -> None:
     template = load_template(settings.op.name)
     workloads = chosen(template, settings.collect)
     recorded, data = config.path(settings.recorded_dir), config.path(settings.data_dir)
-    if worlds.replays(settings.gpu):
+    if worlds.replays(settings.gpu, settings.farm):
         device = worlds.recorded_device(recorded, settings.gpu)
         frame = worlds.recorded_rows(recorded, device, template.op)
         run.log.info("no GPU is used: checks the %d recorded timings of %s instead of measuring", len(frame), device.name)
@@ -68,8 +69,9 @@ def collect(
     with Spool(data) as spool:  # before the rows are read: it adds those that a killed run left
         archive = Archive(template, measurer.device)
         archive.add_frame(rows(template, measurer.device, roots))
-        collector = Collector(measurer, archive, settings.collect, settings.seed, spool)
-        with progress(collector.wanted(workloads), "measuring") as bar:
+        view = View(measurer)
+        collector = Collector(Watched(measurer, view), archive, settings.collect, settings.seed, spool)
+        with progress(collector.wanted(workloads), "measuring", view=view) as bar:
             return collector.run(workloads, bar)
 
 

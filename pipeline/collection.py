@@ -82,7 +82,7 @@ class Collector:
                 # Measurers read candidates one by one, so a stream does where the protocol says sequence.
                 for m in self.measurer.measure(cast(Sequence[Candidate], stream)):
                     self._keep(m)
-                    progress.advance(note=f"{self.tally.statuses.get('ok', 0)} ok")
+                    progress.advance()
         finally:
             self.tally.seconds = time.monotonic() - self.started
         return self.tally

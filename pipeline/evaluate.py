@@ -29,6 +29,7 @@ from pipeline.strategies.known_good import known_good
 from pipeline.strategies.trial import rounds
 from pipeline.tables import Line, duels, duels_table, methods_table, workloads_table
 from pipeline.training_rows import training_rows
+from pipeline.view import View, Watched
 from templates.errors import InputError
 from templates.knob import parse_config
 from templates.template import Template, load_template
@@ -60,7 +61,7 @@ def main(settings: config.Settings, run: Run) -> None:
 def without_vendor(settings: config.Settings, run: Run) -> config.Settings:
     """The settings less the vendor's kernel where it would have to be measured and cannot be."""
     chosen = settings.evaluate
-    if "vendor" not in chosen.methods or worlds.replays(settings.gpu) or (reason := missing()) is None:
+    if "vendor" not in chosen.methods or worlds.replays(settings.gpu, settings.farm) or (reason := missing()) is None:
         return settings
     run.log.warning("leaves the vendor out: %s", reason)
     return replace(settings, evaluate=replace(chosen, methods=[name for name in chosen.methods if name != "vendor"]))
@@ -144,10 +145,10 @@ def compete(
     made = factories(ingredients, chosen_settings)
     best = {w: recorded_best(frame, w, chosen_settings.recorded_finalists) for w in workloads}
     steps = len(rounds(chosen_settings.ks, chosen_settings.batch)) * len(made) * chosen_settings.seeds * len(workloads)
-    with progress(steps, "evaluating") as bar:
-        return evaluate(
-            made, workloads, load_template(workloads[0].op), measurer, chosen_settings, best, settings.seed, bar.advance, journal
-        )
+    view = View(measurer)
+    template, watched = load_template(workloads[0].op), Watched(measurer, view)
+    with progress(steps, "evaluating", view=view if view.live else None) as bar:
+        return evaluate(made, workloads, template, watched, chosen_settings, best, settings.seed, bar.advance, journal)
 
 
 def recorded_best(frame: pd.DataFrame, workload: Workload, n: int) -> list[dict[str, int]]:

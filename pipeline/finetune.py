@@ -17,6 +17,7 @@ from pipeline.runs import Run, progress, stage
 from pipeline.strategies.known_good import known_good
 from pipeline.tables import table
 from pipeline.training_rows import training_rows
+from pipeline.view import View, Watched
 from templates.template import load_template
 
 
@@ -32,11 +33,12 @@ def main(settings: config.Settings, run: Run) -> None:
         frame = training_rows(template, measurer.device, settings.gpu.recorded, [recorded, config.path(settings.data_dir)])
         lists = split.workloads(template.op)
         replayed = [w for w in lists["train"] + lists["validation"] if measurer.known(w) != []]
+        view = View(measurer)
         tuner = Tuner(
             template,
             Policy.load(pretrained / "policy"),
             CostModel.load(fitted / "cost_model"),
-            Ledger(measurer, run.folder / "measurements"),
+            Ledger(Watched(measurer, view), run.folder / "measurements"),
             concatenate([Episodes.load(path) for path in sorted((pretrained / "episodes").glob("*.npz"))]),
             known_good(frame, template),
             [w for w in lists["train"] if w in replayed],
@@ -44,7 +46,7 @@ def main(settings: config.Settings, run: Run) -> None:
             settings.finetune,
             settings.seed,
         )
-        with progress(settings.finetune.measurements, "fine-tuning") as bar:
+        with progress(settings.finetune.measurements, "fine-tuning", view=view) as bar:
             result = finetune(tuner, run.folder, bar.advance)
         live = measurer.source == "gpu"
         world = f"measured live on {measurer.device.name}" if live else f"replays recorded {measurer.device.name} timings"

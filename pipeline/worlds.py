@@ -1,4 +1,4 @@
-"""Which world a stage works in: the GPUs of this machine, or the replay of recorded timings."""
+"""Which world a stage works in: the GPUs of this machine or of a Ray cluster, or the replay of recorded timings."""
 
 import logging
 import os
@@ -40,9 +40,12 @@ def gpu_present() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
-def replays(gpu: GpuSettings) -> bool:
-    """Whether timings come from the recording; InputError when a GPU is asked for and there is none."""
-    present = gpu_present()
+def replays(gpu: GpuSettings, farm: FarmSettings) -> bool:
+    """Whether timings come from the recording; InputError when a GPU is asked for and there is none.
+
+    A Ray cluster is taken to have GPUs, and so is this machine where the settings say how many to use through Ray.
+    """
+    present = gpu_present() or (farm.kind == "ray" and bool(farm.ray.address or farm.ray.gpus))
     if gpu.mode in ("dedicated", "shared") and not present:
         raise InputError(f"gpu={gpu.mode}: this machine shows no NVIDIA GPU; use gpu=replay for recorded timings")
     return gpu.mode == "replay" or not present
@@ -68,7 +71,7 @@ def recorded_rows(root: Path, device: Device, op: str) -> pd.DataFrame:
 
 def open_measurer(gpu: GpuSettings, farm: FarmSettings, recorded: Path, op: str, log_dir: Path | None = None) -> Measurer:
     """The measurer the settings ask for; the caller closes it. InputError where it cannot be had."""
-    if replays(gpu):
+    if replays(gpu, farm):
         from pipeline.measure.replay import Replay
 
         device = recorded_device(recorded, gpu)
@@ -80,10 +83,12 @@ def open_measurer(gpu: GpuSettings, farm: FarmSettings, recorded: Path, op: str,
 
 
 def open_farm(gpu: GpuSettings, farm: FarmSettings, log_dir: Path | None = None) -> Measurer:
-    """The GPUs of this machine."""
+    """The GPUs of this machine, or those of a Ray cluster."""
     from pipeline.measure.farm import GpuFarm  # only where there is a GPU
+    from pipeline.measure.ray_farm import RayFarm
 
     farm = replace(farm, log_dir=farm.log_dir or (None if log_dir is None else str(log_dir)))
-    measurer = GpuFarm(farm)
-    log.info("measures on %s, gpu=%s, clocks %s", measurer.device.name, gpu.mode, farm.clocks.mode)
+    measurer = RayFarm(farm) if farm.kind == "ray" else GpuFarm(farm)
+    gpus = len(measurer.workers)
+    log.info("measures on %d x %s, gpu=%s, clocks %s", gpus, measurer.device.name, gpu.mode, farm.clocks.mode)
     return measurer

@@ -147,6 +147,10 @@ class BuildPool:
                 "queue_depth": len(self._flying),
             }
 
+    def make(self, source: str) -> Cubin | BuildFailure:
+        """Build one source, in a thread of the pool: here; a pool over a cluster has it built elsewhere."""
+        return build(source, self.arch, self.settings, self.compiler, self.cache)
+
     def close(self) -> None:
         """Drop what is waiting and end; compiles under way run to their end or limit."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -168,7 +172,7 @@ class BuildPool:
     def _build(self, key: str, source: str, label: str) -> Cubin | BuildFailure:
         result: Cubin | BuildFailure
         try:
-            result = build(source, self.arch, self.settings, self.compiler, self.cache)
+            result = self.make(source)
         except Exception as error:  # a fault here must cost one row, not the run; the row names it
             result = BuildFailure("crash", f"the build failed: {type(error).__name__}: {error}", 0.0)
         with self._lock:

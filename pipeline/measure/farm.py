@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -22,7 +22,7 @@ from pipeline.measure.nvcc import BuildFailure
 from pipeline.measure.rows import row_of
 from pipeline.measure.settings import FarmSettings
 from pipeline.measure.stopwatch import Stopwatch
-from pipeline.measure.worker import Worker, WorkerLostError
+from pipeline.measure.worker import GpuWorker, NoRoomError, Worker, WorkerGoneError, WorkerLostError
 from templates.errors import InputError
 from templates.knob import config_text
 from templates.render import render, render_reference
@@ -42,6 +42,7 @@ class _Task:
     candidate: Candidate
     built: Cubin | None  # None: the vendor's kernel
     future: "Future[Measurement]"
+    again: bool = False  # a worker vanished with it before
 
 
 class GpuFarm:
@@ -65,9 +66,9 @@ class GpuFarm:
         self._threads: list[threading.Thread] = []
         self._pool: BuildPool | None = None
         self._clock_lock: ClockLock | None = None
-        visible = _visible(list(gpu_indices) if gpu_indices is not None else self.settings.gpus)
-        self.workers = [Worker(self.settings, number, name) for number, name in visible]
+        self.workers: list[GpuWorker] = []
         try:
+            self.workers = self._find_workers(list(gpu_indices) if gpu_indices is not None else self.settings.gpus)
             self._open()
         except BaseException:
             self.close()
@@ -80,17 +81,33 @@ class GpuFarm:
         if len({hello.device.compute_capability for hello in hellos}) > 1:
             raise InputError("the GPUs differ in compute capability; choose alike ones with farm.gpus")
         self.device: Device = self._hello.device
-        self._clock_lock = ClockLock(self.settings.clocks, [h.pci_bus_id for h in hellos], clocks.load_nvml())
-        self._clock_lock.__enter__()
+        self._lock_clocks([hello.pci_bus_id for hello in hellos])
         major, minor = self.device.compute_capability
-        self._pool = BuildPool(self.settings.build, f"sm_{major}{minor}")
+        self._pool = self._open_pool(f"sm_{major}{minor}")
         self._tools = self._build_tools(self._pool)
-        for worker in self.workers:
-            log.info("GPU %d, %s: %s", worker.number, self.device.name, worker.equip(self._tools, self._clock_lock.locked_mhz))
+        with ThreadPoolExecutor(len(self.workers)) as starters:
+            for worker, notes in zip(self.workers, starters.map(self._equip, self.workers), strict=True):
+                log.info("GPU %d, %s: %s", worker.number, self.device.name, notes)
         self._working = len(self.workers)
         for worker in self.workers:
             self._threads.append(threading.Thread(target=self._work, args=(worker,), daemon=True))
             self._threads[-1].start()
+
+    def _find_workers(self, indices: list[int]) -> list[GpuWorker]:
+        """A worker, not started yet, for each GPU to use."""
+        return [Worker(self.settings, number, name) for number, name in visible_gpus(indices)]
+
+    def _open_pool(self, arch: str) -> BuildPool:
+        """What builds for these GPUs."""
+        return BuildPool(self.settings.build, arch)
+
+    def _lock_clocks(self, pci_bus_ids: list[str]) -> None:
+        """Lock the GPUs' clocks where that is asked for."""
+        self._clock_lock = ClockLock(self.settings.clocks, pci_bus_ids, clocks.load_nvml())
+        self._clock_lock.__enter__()
+
+    def _equip(self, worker: GpuWorker) -> str:
+        return worker.equip(self._tools, self._clock_lock.locked_mhz if self._clock_lock is not None else None)
 
     def _build_tools(self, pool: BuildPool) -> Tools:
         building = {name: (path, pool.submit(text)) for name, (path, text) in tool_sources().items()}
@@ -109,15 +126,16 @@ class GpuFarm:
     def measure(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
         """One measurement per candidate, in order, each as soon as it and those before it are there.
 
-        Candidates are rendered and built up to `look_ahead` ahead. A candidate of origin "vendor" (config {}) is the
+        Candidates are rendered and built up to `look_ahead` per GPU ahead. A candidate of origin "vendor" (config {}) is the
         vendor's kernel. InputError when no GPU is left.
         """
         waiting: deque[Future[Measurement]] = deque()
         upcoming = iter(candidates)
+        ahead = self.settings.look_ahead * len(self.workers)
         self._active.start()
         try:
             while True:
-                while len(waiting) < self.settings.look_ahead and (candidate := next(upcoming, None)) is not None:
+                while len(waiting) < ahead and (candidate := next(upcoming, None)) is not None:
                     waiting.append(self._submit(candidate))
                 if not waiting:
                     return
@@ -142,13 +160,16 @@ class GpuFarm:
         return self._pool.aside()
 
     def stats(self) -> dict[str, float]:
-        """Candidates measured and a second, restarts, the GPUs' busy share while measuring, and the build pool's counts."""
+        """Candidates measured and a second, restarts, the GPUs' busy share while measuring, builds waiting for a GPU, and the
+        build pool's counts.
+        """
         assert self._pool is not None
         wall = self._active.seconds
         return {
             **self._counts,
             "configs_per_s": self._counts["measured"] / wall if wall else 0.0,
             "gpu_busy_share": min(1.0, self._busy_s / (wall * len(self.workers))) if wall else 0.0,
+            "gpu_queue_depth": self._tasks.qsize(),
             **{f"build_{name}": value for name, value in self._pool.stats().items()},
         }
 
@@ -159,8 +180,9 @@ class GpuFarm:
         self._closed = True
         for _ in self._threads:
             self._tasks.put(None)
+        deadline = time.monotonic() + 1.0
         for worker, thread in zip(self.workers, self._threads, strict=False):
-            thread.join(timeout=1.0)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 worker.kill()  # in the middle of a job: ending it frees the thread
         for worker in self.workers:
@@ -202,20 +224,22 @@ class GpuFarm:
         elif future.set_running_or_notify_cancel():
             future.set_result(self._row(candidate, result, Outcome(result.status, result.message)))
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker: GpuWorker) -> None:
         """One GPU's thread: take what is built, have it measured."""
         while (task := self._tasks.get()) is not None:
             if not task.future.set_running_or_notify_cancel():
                 continue
             try:
                 task.future.set_result(self._on_gpu(worker, task))
+            except WorkerGoneError as error:
+                self._again(task, error)
             except WorkerLostError as error:
                 self._give_up(task, error)
                 return
             except BaseException as error:
                 task.future.set_exception(error)
 
-    def _on_gpu(self, worker: Worker, task: _Task) -> Measurement:
+    def _on_gpu(self, worker: GpuWorker, task: _Task) -> Measurement:
         workload = task.candidate.workload
         if not worker.alive:
             self._restart(worker)
@@ -230,8 +254,7 @@ class GpuFarm:
                 self._best[workload] = min(row.time_us, self._best.get(workload, row.time_us))
         return row
 
-    def _restart(self, worker: Worker) -> None:
-        assert self._clock_lock is not None
+    def _restart(self, worker: GpuWorker) -> None:
         with self._lock:
             self._counts["restarts"] += 1
         for left in range(RESTARTS - 1, -1, -1):
@@ -239,13 +262,29 @@ class GpuFarm:
                 raise WorkerLostError("the farm is closed")
             try:
                 worker.start()
-                worker.equip(self._tools, self._clock_lock.locked_mhz)
+                self._equip(worker)
                 return
+            except NoRoomError:
+                raise
             except (WorkerLostError, InputError) as error:
                 log.warning("worker %d: %s", worker.number, error)
                 if not left:
                     raise WorkerLostError(str(error)) from error
                 time.sleep(1.0)
+
+    def _again(self, task: _Task, error: WorkerGoneError) -> None:
+        """Queue what a worker vanished with once more; the second time, that is its outcome."""
+        log.warning("%s; %s", error, "that is its outcome" if task.again else "queued again")
+        if task.again:
+            task.future.set_result(self._row(task.candidate, task.built, Outcome("crash", str(error))))
+        else:
+            self._requeue(replace(task, again=True))
+
+    def _requeue(self, task: _Task) -> None:
+        # A future that runs cannot be queued again: its stand-in carries the result over.
+        stand_in: Future[Measurement] = Future()
+        stand_in.add_done_callback(lambda done: _pass_on(done, task.future))
+        self._tasks.put(replace(task, future=stand_in))
 
     def _give_up(self, task: _Task, error: WorkerLostError) -> None:
         """Leave this GPU's work to the others; when it was the last, everybody waiting is told."""
@@ -253,10 +292,7 @@ class GpuFarm:
             self._working -= 1
             last = self._working == 0
         if not last:
-            # A future that runs cannot be queued again: its stand-in carries the result over.
-            stand_in: Future[Measurement] = Future()
-            stand_in.add_done_callback(lambda done: _pass_on(done, task.future))
-            self._tasks.put(_Task(task.candidate, task.built, stand_in))
+            self._requeue(task)
             return
         task.future.set_exception(_no_gpu_left(error))
         while (other := self._tasks.get()) is not None:
@@ -277,7 +313,7 @@ def tool_sources() -> dict[str, tuple[Path, str]]:
     return sources
 
 
-def _start(worker: Worker) -> Hello:
+def _start(worker: GpuWorker) -> Hello:
     try:
         return worker.start()
     except WorkerLostError as error:
@@ -296,7 +332,7 @@ def _no_gpu_left(error: WorkerLostError) -> InputError:
     return InputError(f"no GPU is left to measure on ({error}); run again to continue")
 
 
-def _visible(indices: list[int]) -> list[tuple[int, str]]:
+def visible_gpus(indices: list[int]) -> list[tuple[int, str]]:
     """(number, CUDA_VISIBLE_DEVICES entry) of the GPUs to use: those of the environment, else all NVML sees, else one."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:

@@ -75,15 +75,33 @@ class ClockSettings:
 
 
 @dataclass(frozen=True)
-class FarmSettings:
-    """The local GPUs as a measurer.
+class RaySettings:
+    """Where `kind: ray` finds its GPUs.
 
-    gpus: indices, all visible ones when empty. look_ahead: candidates rendered and built ahead of the GPUs. deadline_s:
+    address: `host:port` of a running head (`ray start`); empty: Ray is started here, on loopback, and ended afterwards.
+    gpus: how many to use (0: all there are). Where Ray is started here, compilers run `farm.build.jobs` at a time; on a
+    cluster, as many as it has CPUs.
+    """
+
+    address: str = ""
+    gpus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0:
+            raise InputError(f"farm.ray.gpus={self.gpus}: use 0 (all) or more")
+
+
+@dataclass(frozen=True)
+class FarmSettings:
+    """The GPUs as a measurer: kind "local", those of this machine, or "ray", those of a Ray cluster.
+
+    gpus: indices, all visible ones when empty. look_ahead: candidates rendered and built ahead, per GPU. deadline_s:
     the longest one phase of a candidate (check, timing) may take; prepare_s: inputs and references of a new workload;
     start_s: a worker's start. log_dir: where workers write `worker-<gpu>.log` (None: nowhere). vendor: what prepares
     the vendor's kernel, `module:function`. engine: what runs in the worker, `module:class`, replaced in tests.
     """
 
+    kind: str = "local"
     gpus: list[int] = field(default_factory=list)
     look_ahead: int = 64
     deadline_s: float = 10.0
@@ -95,3 +113,10 @@ class FarmSettings:
     build: BuildSettings = field(default_factory=BuildSettings)
     timing: TimingSettings = field(default_factory=TimingSettings)
     clocks: ClockSettings = field(default_factory=ClockSettings)
+    ray: RaySettings = field(default_factory=RaySettings)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("local", "ray"):
+            raise InputError(f"farm.kind={self.kind}: use local or ray")
+        if self.gpus and self.ray.address:
+            raise InputError("farm.gpus picks GPUs of this machine: with farm.ray.address, say how many with farm.ray.gpus")

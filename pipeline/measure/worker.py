@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 from pipeline.measure.jobs import Hello, Job, Outcome, Start, Tools, VendorJob
 from pipeline.measure.settings import FarmSettings
@@ -27,6 +28,42 @@ log = logging.getLogger(__name__)
 
 class WorkerLostError(RuntimeError):
     """The worker does not start."""
+
+
+class WorkerGoneError(WorkerLostError):
+    """The worker vanished in the middle of a job, and nothing says that the candidate did it: its node went down, say."""
+
+
+class NoRoomError(WorkerLostError):
+    """There is no GPU for the worker any more; asking again would not help."""
+
+
+class GpuWorker(Protocol):
+    """What the farm needs of whatever drives one GPU: `Worker`, or its stand-in for a GPU elsewhere.
+
+    Used from one thread, but for `kill`.
+    """
+
+    number: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take a job; `start` and `equip` it otherwise."""
+
+    def start(self) -> Hello:
+        """Start it, or start it anew."""
+
+    def equip(self, tools: Tools, locked_mhz: int | None) -> str:
+        """Hand over the helper kernels; notes for the log."""
+
+    def run(self, job: Job | VendorJob) -> Outcome:
+        """Do a job. WorkerGoneError when it vanished through no known fault of the candidate."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def close(self) -> None:
+        """Let it end."""
 
 
 class Worker:
