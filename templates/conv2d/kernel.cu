@@ -60,10 +60,14 @@ constexpr int F_TILE = BLOCK_C * F_STRIDE;
 constexpr int X_TILE = BLOCK_C * X_STRIDE;
 constexpr int F_COPIES = BLOCK_K * BLOCK_C / (WIDTH_F * THREADS);  // vectors of the filters' tile that a thread copies
 constexpr int X_COPIES = BLOCK_P * BLOCK_C / (WIDTH_X * THREADS);
+constexpr int F_STEP = THREADS * WIDTH_F / BLOCK_C;  // filters from one copy to the next
 #if CHANNELS_LAST
-constexpr int PIXELS = X_COPIES;  // different pixels among those
+constexpr int PIXELS = X_COPIES;  // different pixels among a thread's copies
+constexpr int P_STEP = THREADS * WIDTH_X / BLOCK_C;
 #else
-constexpr int PIXELS = BLOCK_P / WIDTH_X > THREADS ? BLOCK_P / WIDTH_X / THREADS : 1;  // different pixels among those
+constexpr int PIXELS = BLOCK_P / WIDTH_X > THREADS ? BLOCK_P / WIDTH_X / THREADS : 1;  // different pixels among a thread's copies
+constexpr int P_STEP = THREADS * WIDTH_X;
+constexpr int C_STEP = BLOCK_P / WIDTH_X > THREADS ? 1 : THREADS * WIDTH_X / BLOCK_P;  // rows from one to the next
 #endif
 #if WALK == 0
 constexpr int TILE_FLOATS = STAGES * (F_TILE + X_TILE) + 4 * BLOCK_C;
@@ -262,43 +266,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int steps = depth_tiles;
 #endif
 
-    // Filters and pixels outside the tensors are replaced by the last ones inside: their products are never stored.
-    const float *const block_f = w + (group * filters + first_k) * depth;
-    const int last_filter = filters - 1 - first_k;
-
-    // Where the pixels that a thread copies begin in x. Bit r of `outside` tells that row r of the filter falls beside the
-    // image there, bit R + s that column s does.
+    // What a thread copies, and from where. Filters and pixels outside the tensors are replaced by the last ones inside: their
+    // products are never stored.
+    const int f_k = thread / (BLOCK_C / WIDTH_F), f_c = thread % (BLOCK_C / WIDTH_F) * WIDTH_F;
 #if CHANNELS_LAST
-    const float *const block_x = x + group * channels;
+    const int x_p = thread / (BLOCK_C / WIDTH_X), x_c = thread % (BLOCK_C / WIDTH_X) * WIDTH_X;
 #else
+    const int x_p = thread % (BLOCK_P / WIDTH_X) * WIDTH_X, x_c = thread / (BLOCK_P / WIDTH_X);
     const int plane = H * W;
-    const float *const block_x = x + group * channels * plane;
 #endif
-    int corner[PIXELS];
+    const float *filter[F_COPIES];
+#pragma unroll
+    for (int i = 0; i < F_COPIES; ++i)
+        filter[i] = w + (group * filters + min(first_k + f_k + i * F_STEP, filters - 1)) * depth;
+
+    // Where a pixel's filter begins in x. Bit r of `outside` tells that row r of the filter falls beside the image, bit R + s
+    // that column s does.
+    const float *corner[PIXELS];
 #if WALK != 3
     unsigned outside[PIXELS];
 #endif
 #pragma unroll
     for (int i = 0; i < PIXELS; ++i) {
-        const int vector = i * THREADS + thread;
 #if CHANNELS_LAST
-        const int p = min(first_p + vector / (BLOCK_C / WIDTH_X), pixels - 1);
+        const int p = min(first_p + x_p + i * P_STEP, pixels - 1);
+        const float *const group_x = x + group * channels;
 #else
-        const int p = min(first_p + vector % (BLOCK_P / WIDTH_X) * WIDTH_X, pixels - WIDTH_X);
+        const int p = min(first_p + x_p + i * P_STEP, pixels - WIDTH_X);
+        const float *const group_x = x + group * channels * plane;
 #endif
-#if WALK == 3
-#if CHANNELS_LAST
-        corner[i] = p * C;
-#else
-        corner[i] = p + p / plane * (C - 1) * plane;
-#endif
+#if WALK == 3 && CHANNELS_LAST
+        corner[i] = group_x + p * C;
+#elif WALK == 3
+        corner[i] = group_x + (p + p / plane * (C - 1) * plane);
 #else
         const int image = p / (out_h * out_w), within = p % (out_h * out_w);
         const int top = within / out_w * stride - pad, left = within % out_w * stride - pad;
 #if CHANNELS_LAST
-        corner[i] = ((image * H + top) * W + left) * C;
+        corner[i] = group_x + ((image * H + top) * W + left) * C;
 #else
-        corner[i] = image * C * plane + top * W + left;
+        corner[i] = group_x + (image * C * plane + top * W + left);
 #endif
 #if WALK == 0
         outside[i] = 1u << 31;  // what lies behind the end of the sum is outside everywhere
@@ -385,38 +392,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
 #if WALK == 0 || WALK == 3
             const int c_tile = (begin + step) * BLOCK_C, rows_left = depth - c_tile;
-            const float *const from_f = block_f + c_tile;
+            const int f_tile = c_tile;
 #elif CHANNELS_LAST
-            const int rows_left = channels - c_tile;
-            const float *const from_f = block_f + (tap_r * S + tap_s) * channels + c_tile;
+            const int rows_left = channels - c_tile, f_tile = (tap_r * S + tap_s) * channels + c_tile;
 #else
-            const int rows_left = channels - c_tile;
-            const float *const from_f = block_f + (c_tile * R + tap_r) * S + tap_s;
+            const int rows_left = channels - c_tile, f_tile = (c_tile * R + tap_r) * S + tap_s;
 #endif
 #if WALK == 1 || WALK == 2
             const unsigned tap = tap_bits(tap_r, tap_s, R, pad);
 #if CHANNELS_LAST
-            const float *const from_x = block_x + (tap_r * W + tap_s) * dilation * C + c_tile;
+            const int x_tile = (tap_r * W + tap_s) * dilation * C + c_tile;
 #else
-            const float *const from_x = block_x + (tap_r * W + tap_s) * dilation + c_tile * plane;
+            const int x_tile = (tap_r * W + tap_s) * dilation + c_tile * plane;
 #endif
 #elif WALK == 3 && CHANNELS_LAST
-            const float *const from_x = block_x + c_tile;
+            const int x_tile = c_tile;
 #elif WALK == 3
-            const float *const from_x = block_x + c_tile * plane;
+            const int x_tile = c_tile * plane;
 #endif
 #pragma unroll
             for (int i = 0; i < F_COPIES; ++i) {
-                const int vector = i * THREADS + thread;
-                const int k = vector / (BLOCK_C / WIDTH_F), c = vector % (BLOCK_C / WIDTH_F) * WIDTH_F;
 #if !CHANNELS_LAST && (WALK == 1 || WALK == 2)
-                const float *const from = from_f + (min(k, last_filter) * depth + c * R * S);
+                const float *const from = filter[i] + (f_tile + f_c * R * S);
 #else
-                const float *const from = from_f + (min(k, last_filter) * depth + c);
+                const float *const from = filter[i] + (f_tile + f_c);
 #endif
-                const bool inside = c < rows_left;
+                const bool inside = f_c < rows_left;
 #if ASYNC_COPY
-                __pipeline_memcpy_async(tile_f + c * F_STRIDE + k, from, 4, inside ? 0 : 4);
+                __pipeline_memcpy_async(tile_f + f_c * F_STRIDE + f_k + i * F_STEP, from, 4, inside ? 0 : 4);
 #else
                 if (inside)
                     load<WIDTH_F>(staged_f[i], from);
@@ -426,20 +429,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             }
 #pragma unroll
             for (int i = 0; i < X_COPIES; ++i) {
-                const int vector = i * THREADS + thread;
 #if CHANNELS_LAST
-                const int c = vector % (BLOCK_C / WIDTH_X) * WIDTH_X;
+                const int c = x_c;
 #else
-                const int c = vector / (BLOCK_P / WIDTH_X);
+                const int c = x_c + i / PIXELS * C_STEP;
 #endif
 #if WALK == 0
-                const float *const from = block_x + (corner[i % PIXELS] + tile_rows[c].x);
+                const float *const from = corner[i % PIXELS] + tile_rows[c].x;
                 const bool inside = (outside[i % PIXELS] & tile_rows[c].y) == 0;
 #else
 #if CHANNELS_LAST
-                const float *const from = from_x + (corner[i % PIXELS] + c);
+                const float *const from = corner[i % PIXELS] + (x_tile + c);
 #else
-                const float *const from = from_x + (corner[i % PIXELS] + c * plane);
+                const float *const from = corner[i % PIXELS] + (x_tile + c * plane);
 #endif
 #if WALK == 3
                 const bool inside = c < rows_left;
@@ -452,12 +454,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     load<WIDTH_X>(staged_x[i], from);
                 else
                     clear<WIDTH_X>(staged_x[i]);
-#elif CHANNELS_LAST
-                float *const to = tile_x + c * X_STRIDE + vector / (BLOCK_C / WIDTH_X);
-                __pipeline_memcpy_async(to, from, 4, inside ? 0 : 4);
 #else
-                float *const to = tile_x + c * X_STRIDE + vector % (BLOCK_P / WIDTH_X) * WIDTH_X;
-                __pipeline_memcpy_async(to, from, 4 * WIDTH_X, inside ? 0 : 4 * WIDTH_X);
+                __pipeline_memcpy_async(tile_x + c * X_STRIDE + x_p + i % PIXELS * P_STEP, from, 4 * WIDTH_X,
+                                        inside ? 0 : 4 * WIDTH_X);
 #endif
             }
 #if WALK == 1
@@ -522,22 +521,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             float *const tile_x = tiles_x + filling * X_TILE;
 #pragma unroll
             for (int i = 0; i < F_COPIES; ++i) {
-                const int vector = i * THREADS + thread;
-                const int k = vector / (BLOCK_C / WIDTH_F), c = vector % (BLOCK_C / WIDTH_F) * WIDTH_F;
 #pragma unroll
                 for (int j = 0; j < WIDTH_F; ++j)
-                    tile_f[(c + j) * F_STRIDE + k] = staged_f[i][j];
+                    tile_f[(f_c + j) * F_STRIDE + f_k + i * F_STEP] = staged_f[i][j];
             }
 #pragma unroll
             for (int i = 0; i < X_COPIES; ++i) {
-                const int vector = i * THREADS + thread;
 #if CHANNELS_LAST
-                const int p = vector / (BLOCK_C / WIDTH_X), c = vector % (BLOCK_C / WIDTH_X) * WIDTH_X;
 #pragma unroll
                 for (int j = 0; j < WIDTH_X; ++j)
-                    tile_x[(c + j) * X_STRIDE + p] = staged_x[i][j];
+                    tile_x[(x_c + j) * X_STRIDE + x_p + i * P_STEP] = staged_x[i][j];
 #else
-                move<WIDTH_X>(tile_x + vector * WIDTH_X, staged_x[i]);
+                move<WIDTH_X>(tile_x + (x_c + i / PIXELS * C_STEP) * X_STRIDE + x_p + i % PIXELS * P_STEP, staged_x[i]);
 #endif
             }
             filling = filling + 1 < STAGES ? filling + 1 : 0;
