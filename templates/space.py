@@ -71,17 +71,37 @@ def violations(template: Template, config: Config, workload: Workload, limits: L
 def sample(template: Template, workload: Workload, limits: Limits, n: int, rng: np.random.Generator) -> list[dict[str, int]]:
     """n distinct legal configs, each legal config as likely as any other, without listing the space.
 
-    Rejection sampling in batches. Fewer than n come back only where the space is (nearly) exhausted.
+    Rejection sampling in batches. A draw stands for the config with its inactive knobs at their defaults, and as many draws
+    for the same config as those knobs have values; so it is kept with a probability that falls as that number grows, the
+    least number met so far being kept always. Fewer than n come back only where the space is (nearly) exhausted.
     """
-    found: dict[tuple[int, ...], dict[str, int]] = {}
-    for _ in range(200):
-        batch = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
-        keep = np.flatnonzero(legal(template, batch, workload, limits))[: 2 * n]
-        for config in configs_of({name: column[keep] for name, column in batch.items()}):
-            found.setdefault(tuple(config.values()), config)
-            if len(found) == n:
-                return list(found.values())
-    return list(found.values())
+    drawn: list[tuple[float, tuple[int, ...]]] = []
+    least = np.inf
+    found: dict[tuple[int, ...], None] = {}
+    for batch in range(200):
+        columns = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
+        fixed, ways = _fold(template, columns)
+        keep = np.flatnonzero(legal(template, fixed, workload, limits))
+        lots = ways[keep] * rng.random(len(keep))
+        lower = min(least, float(np.min(ways[keep], initial=np.inf)))
+        candidates = zip(lots.tolist(), zip(*(fixed[name][keep].tolist() for name in template.names), strict=True), strict=True)
+        drawn += [(lot, config) for lot, config in candidates if lot < lower]
+        if lower < least:
+            least, drawn = lower, [(lot, config) for lot, config in drawn if lot < lower]
+        found = dict.fromkeys(config for _, config in drawn)
+        if batch >= 1 and len(found) >= n:
+            break
+    return [dict(zip(template.names, config, strict=True)) for config in list(found)[:n]]
+
+
+def _fold(template: Template, columns: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Canonical columns, and for each config (n,) how many combinations of values of its inactive knobs fold into it."""
+    fixed = canonical(template, columns)
+    ways = np.ones(len(fixed[template.names[0]]))
+    for knob in template.knobs:
+        if knob.active is not None:
+            ways = np.where(knob.active(fixed), ways, ways * len(knob.values))
+    return fixed, ways
 
 
 def edits(template: Template, config: Config, workload: Workload, limits: Limits) -> list[tuple[str, int, dict[str, int]]]:

@@ -11,6 +11,7 @@ from templates.template import Constraint, Limits
 from templates.workload import Workload
 
 MOST_FMAS = 4096  # in an unrolled loop body: 16 bytes each, so half of a 128 KiB instruction cache
+MOST_DIRECT_FMAS = 512  # straight-line code with its loads, which ptxas takes seconds to schedule
 
 
 def _warps_tile_block(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -39,7 +40,9 @@ def _copies_are_few(c: Columns, w: Workload, limits: Limits) -> Any:
 def _loop_body_fits(c: Columns, w: Workload, limits: Limits) -> Any:
     taps = np.where(tiled(c), 1, np.maximum(c["filter_size"] ** 2, 1))
     times = np.where((c["pragma_unroll"] == 1) & (c["depthwise"] == 0), c["unroll"], 1)
-    return times * taps * c["thread_k"] * c["thread_p"] <= MOST_FMAS
+    fmas = times * taps * c["thread_k"] * c["thread_p"]
+    straight = (fmas <= MOST_DIRECT_FMAS) & ((c["filter_size"] > 0) | (times <= 4))  # copies of loops gain nothing
+    return np.where(tiled(c), fmas <= MOST_FMAS, straight)
 
 
 def _unroll_has_trips(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -75,14 +78,12 @@ def _taps_have_bits(c: Columns, w: Workload, limits: Limits) -> Any:
 
 def _filters_aligned(c: Columns, w: Workload, limits: Limits) -> Any:
     by_tap = (c["walk"] == 1) | (c["walk"] == 2)
-    along_depth = depth(w) % c["width_f"] == 0
-    along_channels = (channels(w) % c["width_f"] == 0) & (w["nhwc"] == 1 or w["R"] * w["S"] == 1)
-    return (c["width_f"] == 1) | np.where(by_tap, along_channels, along_depth)
+    return np.where(by_tap, channels(w), depth(w)) % c["width_f"] == 0
 
 
 def _x_aligned(c: Columns, w: Workload, limits: Limits) -> Any:
     nhwc = (channels(w) % c["width_x"] == 0) & (c["block_c"] % c["width_x"] == 0)
-    nchw = (c["walk"] == 3) & (w["H"] * w["W"] % c["width_x"] == 0)
+    nchw = w["H"] * w["W"] % c["width_x"] == 0
     direct = (w["nhwc"] == 1) & (c["thread_k"] % c["width_x"] == 0)
     return (c["width_x"] == 1) | np.where(tiled(c), np.where(c["channels_last"] == 1, nhwc, nchw), direct)
 
@@ -106,7 +107,10 @@ def _filter_is_fixed(c: Columns, w: Workload, limits: Limits) -> Any:
 
 
 CONSTRAINTS = (
-    Constraint("the tiles are for the other layout: set channels_last to nhwc", lambda c, w, _: direct(c) | (c["channels_last"] == w["nhwc"])),
+    Constraint(
+        "the tiles are for the other layout: set channels_last to nhwc",
+        lambda c, w, _: direct(c) | (c["channels_last"] == w["nhwc"]),
+    ),
     Constraint("walk=3 needs 1x1 filters, stride 1 and no padding", _walk_fits),
     Constraint("the filter, stride or dilation is not the one compiled in: set filter_size=0", _filter_is_fixed),
     Constraint(
@@ -117,7 +121,10 @@ CONSTRAINTS = (
     Constraint("more threads than a block may have: enlarge the thread tile or shrink the block tile", _threads_fit),
     Constraint("a block's threads must share the copies of both tiles evenly", _copies_divide),
     Constraint("a thread would copy more than 16 vectors of a tile: widen them or use more threads", _copies_are_few),
-    Constraint("three quarters of a tile's filters would not exist: shrink block_k", lambda c, w, _: direct(c) | (c["block_k"] < 4 * filters(w))),
+    Constraint(
+        "three quarters of a tile's filters would not exist: shrink block_k",
+        lambda c, w, _: direct(c) | (c["block_k"] < 4 * filters(w)),
+    ),
     Constraint("the unrolled loop would not stay in the instruction cache: lower unroll or the thread tile", _loop_body_fits),
     Constraint("the loop has fewer trips than unroll", _unroll_has_trips),
     Constraint("shared memory does not fit: shrink the tile or the stages, or set dynamic_smem=1", _smem_fits),
@@ -127,7 +134,7 @@ CONSTRAINTS = (
     Constraint("a filter's values along the depth are not aligned to width_f", _filters_aligned),
     Constraint("x is not aligned to width_x along what is copied", _x_aligned),
     Constraint("y is not aligned to width_y, or a thread has fewer elements side by side", _y_aligned),
-    Constraint("a thread's filters must belong to one group: thread_k must divide the filters of a group", _threads_share_filters),
+    Constraint("a thread's filters must belong to one group: thread_k must divide a group's filters", _threads_share_filters),
     Constraint(
         "asynchronous copies need compute capability 8.0",
         lambda c, _, limits: (c["async_copy"] == 0) | (limits.compute_capability >= (8, 0)),
@@ -135,10 +142,6 @@ CONSTRAINTS = (
     Constraint(
         "asynchronous copies need 2 or more stages, copies through registers have 1 or 2",
         lambda c, *_: direct(c) | np.where(c["async_copy"] == 1, c["stages"] >= 2, c["stages"] <= 2),
-    ),
-    Constraint(
-        "an asynchronous copy moves whole vectors, so it transposes float by float only (width_f=1; NHWC: width_x=1)",
-        lambda c, *_: (c["async_copy"] == 0) | ((c["width_f"] == 1) & ((c["channels_last"] == 0) | (c["width_x"] == 1))),
     ),
     Constraint("split leaves some blocks without work", lambda c, w, _: c["split"] <= derived(c, w)["depth_tiles"]),
 )

@@ -34,7 +34,9 @@ def _pick(sizes: list[int], turn: int) -> int:
 
 
 # R, S, stride, pad, dilation, groups. Output rows: one where the image has one row and the filter is padded to reach it.
-_FILTERS = ((3, 3, 1, 1, 1, 1), (3, 3, 2, 1, 1, 2), (1, 1, 2, 0, 1, 1), (2, 3, 1, 1, 1, 1), (3, 3, 1, 2, 2, 1), (4, 4, 4, 0, 1, 1))
+_FILTERS = (
+    (3, 3, 1, 1, 1, 1), (3, 3, 2, 1, 1, 2), (1, 1, 2, 0, 1, 1), (2, 3, 1, 1, 1, 1), (3, 3, 1, 2, 2, 1), (4, 4, 4, 0, 1, 1),
+)  # fmt: skip
 
 
 def _tiled(c: Config) -> Iterable[Workload]:
@@ -43,11 +45,8 @@ def _tiled(c: Config) -> Iterable[Workload]:
     if c["walk"] == 3 and not c["channels_last"]:
         pixel_width = max(pixel_width, c["width_x"])
     by_tap = c["walk"] in (1, 2)
-    contiguous = (c["width_f"] > 1 and by_tap and not c["channels_last"])  # filters of one tap only
     for turn in range(ROUNDS):
         r, s, stride, pad, dilation, groups = (1, 1, 1, 0, 1, 1 + turn % 2) if c["walk"] == 3 else _FILTERS[turn]
-        if contiguous:
-            r, s, pad = 1, 1, 0
         taps = r * s
         depth_width = max(c["width_f"], c["width_x"]) if c["channels_last"] else c["width_f"]
         least = -(-c["split"] * c["block_c"] // taps) if not by_tap else (-(-c["split"] // taps) - 1) * c["block_c"] + 1

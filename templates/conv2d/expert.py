@@ -42,7 +42,7 @@ def _product(w: Workload) -> dict[str, int]:
     x_extent = channels(w) if w["nhwc"] else w["H"] * w["W"] if walk == 3 else 1
     y_extent = (filters(w), tile["thread_k"]) if w["nhwc"] else (high * wide, tile["thread_p"])
     widths = {"width_f": _widest(along, most_f), "width_x": _widest(x_extent, most_x), "width_y": _widest(*y_extent)}
-    rest: dict[str, Any] = {"shared": 1, "channels_last": w["nhwc"], "walk": walk, "fragment_buffers": 2, "pragma_unroll": 1, "unroll": 8}
+    rest: dict[str, Any] = {"shared": 1, "channels_last": w["nhwc"], "walk": walk, "fragment_buffers": 2, "pragma_unroll": 1}
     return {**NAIVE, **tile, **widths, **rest, "split": _split(w, tile, walk)}
 
 

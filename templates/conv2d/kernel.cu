@@ -219,7 +219,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     conv2d(const float *x, const float *w, float *y, int N, int C, int H, int W, int K, int R, int S, int stride, int pad,
            int dilation, int groups, int nhwc, void *workspace)
 {
-    const int channels = C / groups, filters = K / groups;  // of one group
+    const int channels = C / groups;  // of one group
+    const int filters = K / groups;
     const int out_h = (H + 2 * pad - dilation * (R - 1) - 1) / stride + 1;
     const int out_w = (W + 2 * pad - dilation * (S - 1) - 1) / stride + 1;
 
@@ -275,14 +276,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int x_p = thread % (BLOCK_P / WIDTH_X) * WIDTH_X, x_c = thread / (BLOCK_P / WIDTH_X);
     const int plane = H * W;
 #endif
-    const float *filter[F_COPIES];
+    int filter[F_COPIES];
 #pragma unroll
     for (int i = 0; i < F_COPIES; ++i)
-        filter[i] = w + (group * filters + min(first_k + f_k + i * F_STEP, filters - 1)) * depth;
+        filter[i] = (group * filters + min(first_k + f_k + i * F_STEP, filters - 1)) * depth;
 
-    // Where a pixel's filter begins in x. Bit r of `outside` tells that row r of the filter falls beside the image, bit R + s
+    // Where a pixel's filter begins. Bit r of `outside` tells that row r of the filter falls beside the image, bit R + s
     // that column s does.
-    const float *corner[PIXELS];
+    int corner[PIXELS];
 #if WALK != 3
     unsigned outside[PIXELS];
 #endif
@@ -290,22 +291,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     for (int i = 0; i < PIXELS; ++i) {
 #if CHANNELS_LAST
         const int p = min(first_p + x_p + i * P_STEP, pixels - 1);
-        const float *const group_x = x + group * channels;
+        const int group_x = group * channels;
 #else
         const int p = min(first_p + x_p + i * P_STEP, pixels - WIDTH_X);
-        const float *const group_x = x + group * channels * plane;
+        const int group_x = group * channels * plane;
 #endif
 #if WALK == 3 && CHANNELS_LAST
         corner[i] = group_x + p * C;
 #elif WALK == 3
-        corner[i] = group_x + (p + p / plane * (C - 1) * plane);
+        corner[i] = group_x + p + p / plane * (C - 1) * plane;
 #else
         const int image = p / (out_h * out_w), within = p % (out_h * out_w);
         const int top = within / out_w * stride - pad, left = within % out_w * stride - pad;
 #if CHANNELS_LAST
         corner[i] = group_x + ((image * H + top) * W + left) * C;
 #else
-        corner[i] = group_x + (image * C * plane + top * W + left);
+        corner[i] = group_x + image * C * plane + top * W + left;
 #endif
 #if WALK == 0
         outside[i] = 1u << 31;  // what lies behind the end of the sum is outside everywhere
@@ -413,9 +414,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
             for (int i = 0; i < F_COPIES; ++i) {
 #if !CHANNELS_LAST && (WALK == 1 || WALK == 2)
-                const float *const from = filter[i] + (f_tile + f_c * R * S);
+                const float *const from = w + (filter[i] + f_tile + f_c * R * S);
 #else
-                const float *const from = filter[i] + (f_tile + f_c);
+                const float *const from = w + (filter[i] + f_tile + f_c);
 #endif
                 const bool inside = f_c < rows_left;
 #if ASYNC_COPY
@@ -435,13 +436,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 const int c = x_c + i / PIXELS * C_STEP;
 #endif
 #if WALK == 0
-                const float *const from = corner[i % PIXELS] + tile_rows[c].x;
+                const float *const from = x + (corner[i % PIXELS] + tile_rows[c].x);
                 const bool inside = (outside[i % PIXELS] & tile_rows[c].y) == 0;
 #else
 #if CHANNELS_LAST
-                const float *const from = corner[i % PIXELS] + (x_tile + c);
+                const float *const from = x + (corner[i % PIXELS] + x_tile + c);
 #else
-                const float *const from = corner[i % PIXELS] + (x_tile + c * plane);
+                const float *const from = x + (corner[i % PIXELS] + x_tile + c * plane);
 #endif
 #if WALK == 3
                 const bool inside = c < rows_left;

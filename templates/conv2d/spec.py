@@ -39,10 +39,10 @@ def flaw(w: Workload) -> str:
 def tensors(w: Workload) -> tuple[Tensor, ...]:
     """x (N, C, H, W), w (K, C/groups, R, S), y (N, K, OH, OW); with nhwc the channels come last in each."""
     high, wide = out_size(w)
-    shapes = {"x": (w["N"], w["C"], w["H"], w["W"]), "w": (w["K"], channels(w), w["R"], w["S"]), "y": (w["N"], w["K"], high, wide)}
+    x, f, y = (w["N"], w["C"], w["H"], w["W"]), (w["K"], channels(w), w["R"], w["S"]), (w["N"], w["K"], high, wide)
     if w["nhwc"]:
-        shapes = {name: (shape[0], shape[2], shape[3], shape[1]) for name, shape in shapes.items()}
-    return tuple(Tensor(name, "out" if name == "y" else "in", shape, "f32") for name, shape in shapes.items())
+        x, f, y = ((shape[0], shape[2], shape[3], shape[1]) for shape in (x, f, y))
+    return (Tensor("x", "in", x, "f32"), Tensor("w", "in", f, "f32"), Tensor("y", "out", y, "f32"))
 
 
 def error_bound(w: Workload) -> float:
@@ -59,17 +59,22 @@ def reference(inputs: Mapping[str, np.ndarray], w: Workload) -> np.ndarray:
     if w["nhwc"]:
         x, f = x.transpose(0, 3, 1, 2), f.transpose(0, 3, 1, 2)
     x = np.pad(x, ((0, 0), (0, 0), (w["pad"],) * 2, (w["pad"],) * 2))
-    x = x.reshape(w["N"], w["groups"], channels(w), *x.shape[2:])
-    f = f.reshape(w["groups"], filters(w), channels(w), w["R"], w["S"])
+    images = x.reshape(w["N"], w["groups"], channels(w), *x.shape[2:])
+    taps = f.reshape(w["groups"], filters(w), channels(w), w["R"], w["S"])
     high, wide = out_size(w)
     y = np.zeros((w["N"], w["groups"], filters(w), high, wide))
     for r in range(w["R"]):
         for s in range(w["S"]):
-            rows, columns = (slice(tap * w["dilation"], tap * w["dilation"] + (size - 1) * w["stride"] + 1, w["stride"])
-                             for tap, size in ((r, high), (s, wide)))  # fmt: skip
-            y += np.einsum("ngchw,gkc->ngkhw", x[:, :, :, rows, columns], f[..., r, s], optimize=True)
-    y = y.reshape(w["N"], w["K"], high, wide)
-    return np.ascontiguousarray(y.transpose(0, 2, 3, 1)) if w["nhwc"] else y
+            seen = images[:, :, :, _reach(r, high, w), _reach(s, wide, w)]
+            y += np.einsum("ngchw,gkc->ngkhw", seen, taps[..., r, s], optimize=True)
+    result = y.reshape(w["N"], w["K"], high, wide)
+    return np.ascontiguousarray(result.transpose(0, 2, 3, 1)) if w["nhwc"] else result
+
+
+def _reach(tap: int, size: int, w: Workload) -> slice:
+    """Where a tap falls in the padded image for each of `size` outputs in a row or column."""
+    first = tap * w["dilation"]
+    return slice(first, first + (size - 1) * w["stride"] + 1, w["stride"])
 
 
 def least_flops(w: Workload) -> float:
