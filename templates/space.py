@@ -46,10 +46,11 @@ def legal(template: Template, columns: Columns, workload: Workload, limits: Limi
     fixed = canonical(template, columns)
     n = len(next(iter(fixed.values())))
     left = np.flatnonzero(np.logical_and.reduce([fixed[name] == columns[name] for name in template.names]))
+    part = {name: fixed[name][left] for name in template.names}
     for constraint in template.constraints:  # each on those alone that satisfy the ones before
-        part = {name: fixed[name][left] for name in template.names}
-        holds = np.asarray(constraint.holds(part, workload, limits), dtype=bool)
-        left = left[np.broadcast_to(holds, left.shape)]
+        holds = np.broadcast_to(np.asarray(constraint.holds(part, workload, limits), dtype=bool), left.shape)
+        if not holds.all():
+            left, part = left[holds], {name: column[holds] for name, column in part.items()}
     result = np.zeros(n, dtype=bool)
     result[left] = True
     return result
@@ -78,7 +79,7 @@ def sample(template: Template, workload: Workload, limits: Limits, n: int, rng: 
     drawn: list[tuple[float, tuple[int, ...]]] = []
     least = np.inf
     found: dict[tuple[int, ...], None] = {}
-    for batch in range(200):
+    for batch in range(600):
         columns = {knob.name: rng.choice(np.array(knob.values), size=8192) for knob in template.knobs}
         fixed, ways = _fold(template, columns)
         keep = np.flatnonzero(legal(template, fixed, workload, limits))

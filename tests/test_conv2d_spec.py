@@ -18,7 +18,9 @@ LIMITS = Limits()
 LISTED = [w for listed in split.workloads("conv2d").values() for w in listed]
 
 
-def conv(n: int, c: int, h: int, w: int, k: int, r: int, s: int, stride: int, pad: int, dilation: int, groups: int, nhwc: int) -> Workload:
+def conv(
+    n: int, c: int, h: int, w: int, k: int, r: int, s: int, stride: int, pad: int, dilation: int, groups: int, nhwc: int
+) -> Workload:  # fmt: skip
     sizes = {"N": n, "C": c, "H": h, "W": w, "K": k, "R": r, "S": s}
     return CONV.workload(**sizes, stride=stride, pad=pad, dilation=dilation, groups=groups, nhwc=nhwc)
 

@@ -106,7 +106,7 @@ def _filter_is_fixed(c: Columns, w: Workload, limits: Limits) -> Any:
     return (c["filter_size"] == 0) | (same & (w["dilation"] == 1))
 
 
-CONSTRAINTS = (
+CONSTRAINTS = (  # what refuses most, and costs least to ask, first
     Constraint(
         "the tiles are for the other layout: set channels_last to nhwc",
         lambda c, w, _: direct(c) | (c["channels_last"] == w["nhwc"]),
@@ -117,31 +117,31 @@ CONSTRAINTS = (
         "depthwise=1 needs one channel and one filter per group",
         lambda c, w, _: (c["depthwise"] == 0) | (channels(w) == filters(w) == 1),
     ),
-    Constraint("the warps' tiles (thread tile x lanes) must divide the block tile", _warps_tile_block),
-    Constraint("more threads than a block may have: enlarge the thread tile or shrink the block tile", _threads_fit),
-    Constraint("a block's threads must share the copies of both tiles evenly", _copies_divide),
-    Constraint("a thread would copy more than 16 vectors of a tile: widen them or use more threads", _copies_are_few),
-    Constraint(
-        "three quarters of a tile's filters would not exist: shrink block_k",
-        lambda c, w, _: direct(c) | (c["block_k"] < 4 * filters(w)),
-    ),
-    Constraint("the unrolled loop would not stay in the instruction cache: lower unroll or the thread tile", _loop_body_fits),
-    Constraint("the loop has fewer trips than unroll", _unroll_has_trips),
-    Constraint("shared memory does not fit: shrink the tile or the stages, or set dynamic_smem=1", _smem_fits),
-    Constraint("too few registers for the accumulators, they would spill: shrink the thread tile or min_blocks", _registers_fit),
-    Constraint("the grid is too large for this GPU", _grid_fits),
-    Constraint("padded filters of more than 31 rows and columns need the direct path", _taps_have_bits),
-    Constraint("a filter's values along the depth are not aligned to width_f", _filters_aligned),
-    Constraint("x is not aligned to width_x along what is copied", _x_aligned),
-    Constraint("y is not aligned to width_y, or a thread has fewer elements side by side", _y_aligned),
-    Constraint("a thread's filters must belong to one group: thread_k must divide a group's filters", _threads_share_filters),
-    Constraint(
-        "asynchronous copies need compute capability 8.0",
-        lambda c, _, limits: (c["async_copy"] == 0) | (limits.compute_capability >= (8, 0)),
-    ),
     Constraint(
         "asynchronous copies need 2 or more stages, copies through registers have 1 or 2",
         lambda c, *_: direct(c) | np.where(c["async_copy"] == 1, c["stages"] >= 2, c["stages"] <= 2),
     ),
+    Constraint("the warps' tiles (thread tile x lanes) must divide the block tile", _warps_tile_block),
+    Constraint(
+        "half of a tile's filters would not exist: shrink block_k",
+        lambda c, w, _: direct(c) | (c["block_k"] < 2 * filters(w)),
+    ),
+    Constraint("x is not aligned to width_x along what is copied", _x_aligned),
+    Constraint("y is not aligned to width_y, or a thread has fewer elements side by side", _y_aligned),
+    Constraint("a filter's values along the depth are not aligned to width_f", _filters_aligned),
+    Constraint("a thread's filters must belong to one group: thread_k must divide a group's filters", _threads_share_filters),
+    Constraint("the loop has fewer trips than unroll", _unroll_has_trips),
+    Constraint("the unrolled loop would not stay in the instruction cache: lower unroll or the thread tile", _loop_body_fits),
+    Constraint("more threads than a block may have: enlarge the thread tile or shrink the block tile", _threads_fit),
+    Constraint("a block's threads must share the copies of both tiles evenly", _copies_divide),
+    Constraint("a thread would copy more than 16 vectors of a tile: widen them or use more threads", _copies_are_few),
+    Constraint(
+        "asynchronous copies need compute capability 8.0",
+        lambda c, _, limits: (c["async_copy"] == 0) | (limits.compute_capability >= (8, 0)),
+    ),
+    Constraint("padded filters of more than 31 rows and columns need the direct path", _taps_have_bits),
+    Constraint("shared memory does not fit: shrink the tile or the stages, or set dynamic_smem=1", _smem_fits),
+    Constraint("too few registers for the accumulators, they would spill: shrink the thread tile or min_blocks", _registers_fit),
+    Constraint("the grid is too large for this GPU", _grid_fits),
     Constraint("split leaves some blocks without work", lambda c, w, _: c["split"] <= derived(c, w)["depth_tiles"]),
 )

@@ -51,7 +51,7 @@ def _tiled(c: Config) -> Iterable[Workload]:
         depth_width = max(c["width_f"], c["width_x"]) if c["channels_last"] else c["width_f"]
         least = -(-c["split"] * c["block_c"] // taps) if not by_tap else (-(-c["split"] // taps) - 1) * c["block_c"] + 1
         channels = _pick(_round(c["block_c"], depth_width, least), turn)
-        filters = _pick(_round(c["block_k"], filter_width, c["block_k"] // 4 + 1), turn + 1)
+        filters = _pick(_round(c["block_k"], filter_width, c["block_k"] // 2 + 1), turn + 1)
         pixels = _pick(_round(c["block_p"], pixel_width), turn + 2)
         yield _image(1, pixels, 1, channels * groups, filters * groups, (r, s, stride, pad, dilation, groups), c["channels_last"])
         few = -(-7 // pixel_width) * pixel_width
