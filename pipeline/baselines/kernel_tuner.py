@@ -31,6 +31,7 @@ from templates.template import Limits, Template, load_template
 from templates.workload import Workload
 
 LAUNCHES = 100
+MOST_THREADS = 2048
 
 
 def draw(template: Template, workload: Workload, limits: Limits, n: int, seed: int = 0) -> list[dict[str, int]]:
@@ -53,17 +54,19 @@ def tune(template: Template, workload: Workload, configs: Sequence[Config], seed
     answer = template.reference(inputs, workload).astype(np.float32)
     scalars = [np.int32(value) for value in template.scalars(workload)]
     launches = [template.launch(config, workload) for config in configs]
+    # Its restrictions see parameters only, so a candidate's number carries its threads.
     threads = [launch.block[0] for launch in launches]
+    numbers = [i * MOST_THREADS + count for i, count in enumerate(threads)]
     folders = [root / "include" for root in toolkits(BuildSettings())]
     headers = next((folder for folder in folders if (folder / "cuda.h").is_file()), Path("/usr/include"))
     results, _ = tune_kernel(
         template.entry,
-        lambda params: render(template, configs[params["candidate"]], workload.dtype),
-        lambda params: launches[params["candidate"]].grid,
+        lambda params: render(template, configs[params["candidate"] // MOST_THREADS], workload.dtype),
+        lambda params: launches[params["candidate"] // MOST_THREADS].grid,
         [*inputs.values(), *outputs.values(), *scalars, np.uint64(0)],
-        {"candidate": list(range(len(configs))), "block_size_x": sorted(set(threads))},
+        {"candidate": numbers, "block_size_x": sorted(set(threads))},
         grid_div_x=[], grid_div_y=[], grid_div_z=[],
-        restrictions=lambda params: threads[params["candidate"]] == params["block_size_x"],
+        restrictions=[f"candidate % {MOST_THREADS} == block_size_x"],
         answer=[None] * len(inputs) + [answer] + [None] * (len(scalars) + 1),
         atol=1e-3, iterations=LAUNCHES, lang="CUDA", quiet=True, compiler_options=["--std=c++17", f"-I{headers}"],
     )  # fmt: skip
@@ -96,7 +99,7 @@ def main(count: str = "200", side: str = "1024", *build: str) -> None:
     their_seconds = time.perf_counter() - started
     our_us = {config_text(m.config): m.time_us for m in ours if m.time_us is not None}
     their_us = {
-        config_text(configs[row["candidate"]]): 1e3 * row["time"] for row in theirs if isinstance(row["time"], float)
+        config_text(configs[row["candidate"] // MOST_THREADS]): 1e3 * row["time"] for row in theirs if isinstance(row["time"], float)
     }
     both = sorted(set(our_us) & set(their_us))
     ratio = float(np.median([their_us[c] / our_us[c] for c in both])) if both else float("nan")

@@ -1,6 +1,6 @@
 """Random legal configs of an operator at their edge shapes on a real GPU: every element checked, nothing written outside.
 
-    python -m tests.gpu.edges softmax [configs [jobs [dtype]]]
+    python -m tests.gpu.edges softmax [configs [jobs [dtype [compiler]]]]
 
 also under `compute-sanitizer --tool memcheck --error-exitcode 9` (or racecheck, synccheck, initcheck). The last line counts; the
 exit status is 1 where a kernel is wrong.
@@ -25,13 +25,13 @@ from templates.workload import Workload
 class Edges:
     """One operator and dtype on one GPU."""
 
-    def __init__(self, template: Template, dtype: str, jobs: int) -> None:
+    def __init__(self, template: Template, dtype: str, build: BuildSettings) -> None:
         self.template, self.dtype = template, dtype
         self.gpu = Gpu(0)
         device = self.gpu.describe()
         self.limits = device.limits
         major, minor = device.compute_capability
-        self.pool = BuildPool(BuildSettings(jobs=jobs), f"sm_{major}{minor}")
+        self.pool = BuildPool(build, f"sm_{major}{minor}")
         self.checker = Checker(self.gpu, self._code(CHECK_SOURCE.read_text()).code)
         self.reference = self._code(render_reference(template, dtype)).code
 
@@ -80,12 +80,12 @@ class Edges:
             bench.close()
 
 
-def main(op: str, n: str = "100", jobs: str = "16", dtype: str = "") -> int:
+def main(op: str, n: str = "100", jobs: str = "16", dtype: str = "", compiler: str = "nvcc") -> int:
     """Check n configs; 1 where one is wrong."""
     template = load_template(op)
     launched, wrong, configs = 0, list[str](), 0
     for kind in [dtype] if dtype else template.dtypes:
-        edges = Edges(template, kind, int(jobs))
+        edges = Edges(template, kind, BuildSettings(jobs=int(jobs), compiler=compiler))
         for config in edges.draw(int(n)):
             count, found = edges.problems(config)
             launched, wrong, configs = launched + count, wrong + found, configs + 1
