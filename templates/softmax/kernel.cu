@@ -503,8 +503,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #if PEEL && WIDTH > 1
         const float single = next_single;
 #endif
-        if (round + 1 < ROUNDS) {
-            next_row = find(first_row + (round + 1) * stride, M, N);
+        if (round + STAGES - 1 < ROUNDS) {
+            next_row = find(first_row + (round + STAGES - 1) * stride, M, N);
             load(next, reinterpret_cast<const Vector *>(X + next_row.start), lane, next_row.vectors);
 #if PEEL && WIDTH > 1
             next_single = load_single(X, next_row, lane);
