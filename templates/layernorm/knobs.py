@@ -22,7 +22,7 @@ def _in_shared(c: Columns) -> Any:
 
 
 KNOBS = (
-    Knob("threads_row", "layout", (4, 8, 16, 32, 64, 128, 256, 512, 1024), 256, "threads that share a row: latency of a row"),
+    Knob("threads_row", "layout", (8, 16, 32, 64, 128, 256, 512, 1024), 256, "threads that share a row: latency of a row"),
     Knob("block_m", "layout", (1, 2, 4, 8, 16, 32), 1, "rows per thread block at a time: full warps and blocks for short rows"),
     Knob("width", "layout", (1, 2, 4, 8), 4, "elements per global access (up to 16 bytes)"),
     Knob("peel", "layout", (0, 1), 0, "wide accesses to unaligned rows, element by element at their ends"),
