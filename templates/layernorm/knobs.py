@@ -92,12 +92,12 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
 
 def _row_registers(c: Columns, element: int) -> Any:
     """Of the vectors that a thread has at once: a row's values in fp32, the next row's and the parameters' as stored."""
-    values = c["vectors"] * c["width"]
-    packed = c["vectors"] * -(-c["width"] * element // 4)
-    row = np.where(c["storage"] == 2, values, c["width"])
+    vector = -(-c["width"] * element // 4)
+    packed = c["vectors"] * vector
+    row = np.where(c["storage"] == 2, c["vectors"] * c["width"], c["width"])
     following = np.where((c["storage"] == 2) & (c["async_copy"] == 0) & (c["stages"] == 2), packed, 0)
     lasting = np.where((c["parameters"] == 2) | (following > 0), 8, 0)  # addresses and counters that outlive a row
-    return row + following + lasting + np.where(c["parameters"] > 0, 2 * packed, 2 * c["width"])
+    return row + following + lasting + np.where(c["parameters"] > 0, 2 * packed, 2 * vector)
 
 
 def parts_bytes(c: Columns) -> Any:
