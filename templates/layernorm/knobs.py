@@ -22,7 +22,7 @@ def _in_shared(c: Columns) -> Any:
 
 
 KNOBS = (
-    Knob("threads_row", "layout", (4, 8, 16, 32, 64, 128, 256, 512, 1024), 256, "threads that share a row: latency of a row"),
+    Knob("threads_row", "layout", (8, 16, 32, 64, 128, 256, 512, 1024), 256, "threads that share a row: latency of a row"),
     Knob("block_m", "layout", (1, 2, 4, 8, 16, 32), 1, "rows per thread block at a time: full warps and blocks for short rows"),
     Knob("width", "layout", (1, 2, 4, 8), 4, "elements per global access (up to 16 bytes)"),
     Knob("peel", "layout", (0, 1), 0, "wide accesses to unaligned rows, element by element at their ends"),
@@ -92,12 +92,12 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
 
 def _row_registers(c: Columns, element: int) -> Any:
     """Of the vectors that a thread has at once: a row's values in fp32, the next row's and the parameters' as stored."""
-    values = c["vectors"] * c["width"]
-    packed = c["vectors"] * -(-c["width"] * element // 4)
-    row = np.where(c["storage"] == 2, values, c["width"])
+    vector = -(-c["width"] * element // 4)
+    packed = c["vectors"] * vector
+    row = np.where(c["storage"] == 2, c["vectors"] * c["width"], c["width"])
     following = np.where((c["storage"] == 2) & (c["async_copy"] == 0) & (c["stages"] == 2), packed, 0)
     lasting = np.where((c["parameters"] == 2) | (following > 0), 8, 0)  # addresses and counters that outlive a row
-    return row + following + lasting + np.where(c["parameters"] > 0, 2 * packed, 2 * c["width"])
+    return row + following + lasting + np.where(c["parameters"] > 0, 2 * packed, 2 * vector)
 
 
 def parts_bytes(c: Columns) -> Any:
