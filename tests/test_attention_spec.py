@@ -14,7 +14,7 @@ from templates.attention.traffic import seen_keys
 from templates.attention.vendor import _ways
 from templates.errors import InputError
 from templates.knob import Config, columns_of, config_text
-from templates.space import _possible_values, canonical, legal, sample, violations
+from templates.space import canonical, legal, sample, violations
 from templates.template import Limits, load_template
 from templates.workload import Workload
 from tests.cpu_run import Arrays, Job, KernelFault, compile_program, draw_inputs, program
@@ -258,14 +258,8 @@ def test_every_way_to_ask_the_vendor_computes_the_same(w: Workload) -> None:
         np.testing.assert_allclose(out.numpy().reshape(ATTENTION.tensors(w)[3].shape), by_hand(inputs, w), atol=1e-5)
 
 
-def test_narrow_spaces_are_sampled_too() -> None:
-    """Wide heads leave few legal configs: values that cannot be legal get no draws, and no others are left out."""
+def test_the_narrowest_listed_space_has_hundreds_of_configs_to_draw() -> None:
+    """Wide heads leave few legal configs."""
     w = workload(2, 8, 1, 1024, 1024, 256, 1)
-    configs = sample(ATTENTION, w, LIMITS, 400, np.random.default_rng(13))
-    assert len({config_text(config) for config in configs}) == 400
-    columns = random_columns(300_000, np.random.default_rng(14))
-    keep = legal(ATTENTION, columns, w, LIMITS)
-    possible = _possible_values(ATTENTION, w, LIMITS, np.random.default_rng(15))
-    for knob in ATTENTION.knobs:
-        assert set(columns[knob.name][keep].tolist()) <= set(possible[knob.name].tolist())
-    assert possible["block_d"].tolist() == [64, 256] and set(possible["split_k"].tolist()) == {1, 2, 4, 8, 16}
+    configs = sample(ATTENTION, w, LIMITS, 600, np.random.default_rng(13))
+    assert w in LISTED and len({config_text(config) for config in configs}) == 600
