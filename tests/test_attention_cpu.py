@@ -115,7 +115,7 @@ def test_packed_heads_are_the_same_heads() -> None:
 
 PLANTED = {
     "nothing rescaled": ("        shrink(out[m], sum[m], exp2f(before[m] - top[m]));\n", ""),
-    "keys past the last one count": ("                            s[m][n] = LOWEST;", "                            s[m][n] += 0.0f;"),
+    "keys past the last one count": ("s[m][n] = LOWEST;", "s[m][n] += 0.0f;"),
     "queries see one key too many": ("    return min(keys, last + 1);", "    return min(keys, last + 2);"),
     "scores half as large": ("1.44269504f / sqrtf", "0.72134752f / sqrtf"),
     "weights read before they are written": ("                __syncwarp();\n", ""),

@@ -1,6 +1,5 @@
 """Attention's spec: legal space, geometry, reference and error bound, against independent computations."""
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -9,24 +8,19 @@ from scipy.stats import beta
 
 from datasets import split
 from datasets.device import H200
-from pipeline.measure.nvcc import BuildFailure, compile_cubin, find_nvcc
-from pipeline.measure.settings import BuildSettings
 from templates.attention.shapes import sum_floats
 from templates.attention.spec import softmax_weights
 from templates.attention.traffic import seen_keys
 from templates.attention.vendor import _ways
 from templates.errors import InputError
 from templates.knob import Config, columns_of, config_text
-from templates.render import render
-from templates.space import _possible_values, canonical, edits, legal, sample, violations
+from templates.space import canonical, legal, sample, violations
 from templates.template import Limits, load_template
 from templates.workload import Workload
 from tests.cpu_run import Arrays, Job, KernelFault, compile_program, draw_inputs, program
 
 ATTENTION = load_template("attention")
 LIMITS = Limits()
-NVCC_CONFIGS = int(os.environ.get("NVCC_CONFIGS", "6"))
-NVCC_SEED = int(os.environ.get("NVCC_SEED", "0"))
 
 
 def workload(b: int, h: int, kv: int, q: int, k: int, d: int, causal: int = 0) -> Workload:
@@ -132,21 +126,6 @@ def test_launches_fit_the_limits_and_cover_the_rows(w: Workload) -> None:
         partial = 4 * blocks * config["split_k"] * sum_floats(config)
         expected = -(-4 * blocks // 16) * 16 + partial if config["split_k"] > 1 else 0
         assert launch.workspace_bytes == expected
-
-
-def test_every_edit_changes_the_source() -> None:
-    wanted = {(knob.name, value) for knob in ATTENTION.knobs for value in knob.values}
-    seen: set[tuple[str, int]] = set()
-    rng = np.random.default_rng(7)
-    shapes = [GROUPED, *(workload(1, 4, 2, 512, 2048, d) for d in (32, 40, 64, 80, 96, 160, 192, 256))]
-    for w in shapes:
-        for config in [ATTENTION.naive, *sample(ATTENTION, w, LIMITS, 8, rng)]:
-            source = render(ATTENTION, config)
-            for name, value, edited in edits(ATTENTION, config, w, LIMITS):
-                assert render(ATTENTION, edited) != source, f"{name}={value} changes nothing in {config_text(config)}"
-                seen |= {(name, value), (name, config[name])}
-    # Whatever the shape, one value alone of block_d may be legal: no edit reaches it.
-    assert {pair for pair in wanted - seen if pair[0] != "block_d"} == set()
 
 
 def test_edge_shapes_keep_the_config_legal_and_surround_its_tiles() -> None:
@@ -279,36 +258,8 @@ def test_every_way_to_ask_the_vendor_computes_the_same(w: Workload) -> None:
         np.testing.assert_allclose(out.numpy().reshape(ATTENTION.tensors(w)[3].shape), by_hand(inputs, w), atol=1e-5)
 
 
-def test_nvcc_accepts_legal_configs() -> None:
-    rng = np.random.default_rng(100 + NVCC_SEED)
-    shapes = [LARGE, GROUPED, DECODE, workload(2, 8, 8, 2304, 2304, 80)]
-    settings, wrong, spills = BuildSettings(), [], 0
-    configs = [(ATTENTION.naive, LARGE), (ATTENTION.expert(LARGE), LARGE), (ATTENTION.expert(GROUPED), GROUPED)]
-    configs += [(sample(ATTENTION, shapes[i % 4], LIMITS, 1, rng)[0], shapes[i % 4]) for i in range(NVCC_CONFIGS)]
-    for config, w in configs:
-        done = compile_cubin(find_nvcc(settings), render(ATTENTION, config), "sm_90", settings.flags, 120.0)
-        if isinstance(done, BuildFailure):
-            wrong.append(f"{config_text(config)}\n{done.message}")
-            continue
-        resources, d = done.resources["attention"], ATTENTION.derived(config, w)
-        static = 0 if config["shared"] and config["dynamic_smem"] else int(d["smem_bytes"])
-        if not static <= resources.static_smem_bytes <= static + 16:
-            wrong.append(f"{config_text(config)}\nstatic shared memory {resources.static_smem_bytes} B, derived {static} B")
-        if resources.registers * d["threads"] * config["min_blocks"] > LIMITS.registers_per_sm or resources.registers > 255:
-            wrong.append(f"{config_text(config)}\n{resources.registers} registers")
-        spills += resources.spill_bytes > 0
-    assert not wrong, "\n\n".join(wrong)
-    assert spills <= len(configs) / 2
-
-
-def test_narrow_spaces_are_sampled_too() -> None:
-    """Wide heads leave few legal configs: values that cannot be legal get no draws, and no others are left out."""
+def test_the_narrowest_listed_space_has_hundreds_of_configs_to_draw() -> None:
+    """Wide heads leave few legal configs."""
     w = workload(2, 8, 1, 1024, 1024, 256, 1)
-    configs = sample(ATTENTION, w, LIMITS, 400, np.random.default_rng(13))
-    assert len({config_text(config) for config in configs}) == 400
-    columns = random_columns(300_000, np.random.default_rng(14))
-    keep = legal(ATTENTION, columns, w, LIMITS)
-    possible = _possible_values(ATTENTION, w, LIMITS, np.random.default_rng(15))
-    for knob in ATTENTION.knobs:
-        assert set(columns[knob.name][keep].tolist()) <= set(possible[knob.name].tolist())
-    assert possible["block_d"].tolist() == [256] and set(possible["split_k"].tolist()) == {1, 2, 4, 8, 16}
+    configs = sample(ATTENTION, w, LIMITS, 600, np.random.default_rng(13))
+    assert w in LISTED and len({config_text(config) for config in configs}) == 600

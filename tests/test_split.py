@@ -36,7 +36,7 @@ def test_split_of_names_the_list() -> None:
 
 
 def test_unknown_operator_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="known: matmul"):
+    with pytest.raises(InputError, match="known: .*matmul"):
         split.workloads("matmull")
 
 

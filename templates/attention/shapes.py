@@ -35,6 +35,7 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
     depth = np.where(shared, c["vector"], c["width"])
     of_scores, of_sums = (c["thread_q"] + np.minimum(thread_k, 2)) * depth, np.where(p_shared, c["thread_q"], 0) + thread_d
     staging = np.where(shared & (c["async_copy"] == 0), c["block_k"] * c["block_d"] // np.maximum(threads, 1), 0)
+    pointers = np.where(shared, 0, 2 * (c["thread_q"] + thread_k) + thread_d)  # and a second row of V on its way
     d_used = w["D"] / np.where(shared, c["block_d"], w["D"])
     return {
         "threads": threads,
@@ -43,7 +44,7 @@ def derived(c: Columns, w: Workload) -> dict[str, Any]:
         "thread_k": thread_k,
         "thread_d": thread_d,
         "smem_bytes": 4 * np.maximum(tile_floats(c), np.where(c["warps_k"] > 1, sum_floats(c), 0)),
-        "registers": scores + sums + 2 * c["thread_q"] + np.maximum(of_scores, of_sums) + staging + 20,
+        "registers": scores + sums + 2 * c["thread_q"] + np.maximum(of_scores, of_sums) + staging + pointers + 20,
         "tiles_q": tiles_q,
         "blocks": w["B"] * heads * tiles_q * c["split_k"],
         "k_tiles": -(-w["K"] // c["block_k"]),
@@ -91,9 +92,8 @@ def _tiles_divide(c: Columns, w: Workload, limits: Limits) -> Any:
 
 
 def _head_fits(c: Columns, w: Workload, limits: Limits) -> Any:
-    spare = c["block_d"] - w["D"]
-    holds = min(v for v in BLOCKS_D if v >= w["D"]) == c["block_d"]
-    return (c["shared"] == 0) | holds | ((spare >= 0) & ((spare < 32) | (5 * spare <= w["D"])))
+    least, following = [v for v in (*BLOCKS_D, BLOCKS_D[-1]) if v >= w["D"]][:2]
+    return (c["shared"] == 0) | (c["block_d"] == least) | (c["block_d"] == following)
 
 
 def _parts_divide(c: Columns, w: Workload, limits: Limits) -> Any:
@@ -146,10 +146,7 @@ def _stages_fit(c: Columns, w: Workload, limits: Limits) -> Any:
 
 
 CONSTRAINTS = (
-    Constraint(
-        "block_d must hold the head dimension, the least that does or with fewer than 32 columns or a sixth to spare",
-        _head_fits,
-    ),
+    Constraint("block_d must hold the head dimension: the least that does, or the next one", _head_fits),
     Constraint("D is not a multiple of width: rows are not aligned", lambda c, w, _: w["D"] % c["width"] == 0),
     Constraint("the warps' tiles (thread tile x lanes) must divide the block tile", _tiles_divide),
     Constraint(

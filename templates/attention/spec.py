@@ -100,7 +100,8 @@ def edge_shapes(config: Config) -> list[Workload]:
 
     width = config["width"]
     most = config["block_d"] if config["shared"] else 96
-    ds = sorted({-(-max(1, d) // width) * width for d in (most - 31, most - width, most)})
+    beneath = (0, 0, *BLOCKS_D)[BLOCKS_D.index(most)]  # heads of so many columns and fewer take a smaller block_d
+    ds = sorted({-(-d // width) * width for d in (beneath + 1, most - width, most)})
     qs = sizes(config["block_q"])
     ks = sizes(config["block_k"] * config["split_k"], (config["split_k"] - 1) * config["block_k"] + 1)
     shapes = []
