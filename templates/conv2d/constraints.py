@@ -108,8 +108,8 @@ def _filter_is_fixed(c: Columns, w: Workload, limits: Limits) -> Any:
 
 CONSTRAINTS = (  # what refuses most, and costs least to ask, first
     Constraint(
-        "the tiles are for the other layout: set channels_last to nhwc",
-        lambda c, w, _: direct(c) | (c["channels_last"] == w["nhwc"]),
+        "the kernel is compiled for the other layout: set channels_last to nhwc",
+        lambda c, w, _: (direct(c) & (c["filter_size"] == 0)) | (c["channels_last"] == w["nhwc"]),
     ),
     Constraint("walk=3 needs 1x1 filters, stride 1 and no padding", _walk_fits),
     Constraint("the filter, stride or dilation is not the one compiled in: set filter_size=0", _filter_is_fixed),

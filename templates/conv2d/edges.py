@@ -73,7 +73,8 @@ def _direct(c: Config) -> Iterable[Workload]:
     thread_k = c["thread_k"]
     any_shape = _workload(**{dim: 1 for dim in _ORDER} | {"K": thread_k})
     of_warp = thread_k * int(derived({**NAIVE, **c}, any_shape)["lanes_k"])
-    layouts = (1, 1) if max(c["width_x"], c["width_y"]) > 1 else (0, 1)
+    either = c["filter_size"] == 0 and c["width_y"] == 1
+    layouts = (0, 1) if either else (c["channels_last"],) * 2 if c["filter_size"] else (1, 1)
     size, step = c["filter_size"], c["filter_step"]
     least = c["unroll"] if c["pragma_unroll"] and not c["depthwise"] else 1
     for turn in range(ROUNDS):

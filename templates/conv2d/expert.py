@@ -24,9 +24,10 @@ def _direct(w: Workload) -> dict[str, int]:
     depthwise = compiled and channels(w) == filters(w) == 1
     thread_k = _widest(w["K"]) if depthwise and w["nhwc"] else 1 if depthwise else _widest(filters(w))
     vector = thread_k if w["nhwc"] else 1
-    fixed = {"filter_size": w["R"], "filter_step": w["stride"], "depthwise": int(depthwise)} if compiled else {}
+    filter_fixed = {"filter_size": w["R"], "filter_step": w["stride"], "channels_last": w["nhwc"]}
+    fixed = filter_fixed | {"depthwise": int(depthwise)} if compiled else {}
     lanes = {"lanes_p": 1, "block_p": 8} if w["nhwc"] and w["K"] // thread_k >= 32 else {"lanes_p": 32, "block_p": 128}
-    tile = {"thread_k": thread_k, "thread_p": 4, "width_x": vector if depthwise else 1, "width_y": vector,
+    tile = {"thread_k": thread_k, "thread_p": 4 if vector > 1 else 8, "width_x": vector if depthwise else 1, "width_y": vector,
             "pragma_unroll": int(depthwise)}  # fmt: skip
     return {**NAIVE, **fixed, **lanes, **tile}
 

@@ -12,7 +12,7 @@
 #define FILTER_SIZE 0       // R = S compiled in
 #define FILTER_STEP 1       // stride compiled in with it
 #define DEPTHWISE 0         // each filter has a channel of its own
-#define CHANNELS_LAST 0     // NHWC
+#define CHANNELS_LAST 0     // NHWC (directly, with any filter size: as nhwc says)
 #define WALK 0              // 0: as the filters lie in memory, 1: channels, then taps, 2: taps, then channels, 3: 1x1
 #define BLOCK_K 128         // filters per thread block
 #define BLOCK_P 128         // output pixels per thread block
@@ -184,8 +184,8 @@ constexpr int INPUTS = 1;  // values of x per tap: all filters share it
 #endif
 
 // Add what one channel contributes. Each row of x is read once and serves all the output rows that need it.
-__device__ __forceinline__ void add_taps(float (&sum)[THREAD_K][THREAD_P], const float *f, const float *x, int top, int left,
-                                         int H, int W, int x_row, int x_column, int x_channel)
+__device__ __forceinline__ void add_taps(float (&sum)[THREAD_K][THREAD_P], const float *f, const float *x, int from, int top,
+                                         int left, int H, int W, int x_row, int x_column, int x_channel)
 {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void add_taps(float (&sum)[THREAD_K][THREAD_P], const
 #pragma unroll
             for (int k = 0; k < INPUTS; k += WIDTH_X)
                 if (inside)
-                    load<WIDTH_X>(&value[s][k], x + in_row * x_row + (left + s) * x_column + k * x_channel);
+                    load<WIDTH_X>(&value[s][k], x + (from + in_row * x_row + (left + s) * x_column + k * x_channel));
                 else
                     clear<WIDTH_X>(&value[s][k]);
         }
@@ -624,18 +624,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int strip = within / out_w, image = strip / ((out_h + THREAD_P - 1) / THREAD_P);
     const int out_row = strip % ((out_h + THREAD_P - 1) / THREAD_P) * THREAD_P, out_column = within % out_w;
 
-    // Strides of the two layouts.
+    // Strides of the layout.
+#if FILTER_SIZE == 0
     const int x_channel = nhwc ? 1 : H * W, x_column = nhwc ? C : 1, x_row = W * x_column;
     const int y_channel = nhwc ? 1 : out_h * out_w, y_column = nhwc ? K : 1, y_row = out_w * y_column;
-#if !DEPTHWISE
     const int w_channel = nhwc ? 1 : R * S, w_tap = nhwc ? channels : 1;
+#elif CHANNELS_LAST
+    const int x_channel = 1, x_column = C, x_row = W * C;
+    const int y_channel = 1, y_column = K, y_row = out_w * K;
+#else
+    const int x_channel = H * W, x_column = 1, x_row = W;
+    const int y_channel = out_h * out_w, y_column = 1, y_row = out_w;
+#endif
+#if FILTER_SIZE > 0 && !DEPTHWISE && CHANNELS_LAST
+    const int w_channel = 1, w_tap = channels;
+#elif FILTER_SIZE > 0 && !DEPTHWISE
+    const int w_channel = TAPS, w_tap = 1;
 #endif
 
 #if FILTER_SIZE == 0
     const int top = out_row * stride - pad, left = out_column * stride - pad;
     const int depth = channels * R * S;
-    const float *const from_f = w + filter * depth;
-    const float *const from_x = x + image * C * H * W + filter / filters * channels * x_channel;
+    const int from_f = filter * depth, from_x = image * C * H * W + filter / filters * channels * x_channel;
 #if PRAGMA_UNROLL
 #pragma unroll UNROLL_C
 #endif
@@ -645,14 +655,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 float f[THREAD_K];
 #pragma unroll
                 for (int k = 0; k < THREAD_K; ++k)
-                    load<1>(&f[k], from_f + k * depth + c * w_channel + (r * S + s) * w_tap);
+                    load<1>(&f[k], w + (from_f + k * depth + c * w_channel + (r * S + s) * w_tap));
                 const int in_column = left + s * dilation;
 #pragma unroll
                 for (int p = 0; p < THREAD_P; ++p) {
                     const int in_row = top + p * stride + r * dilation;
                     float value = 0.0f;
                     if ((unsigned)in_row < (unsigned)H && (unsigned)in_column < (unsigned)W)
-                        load<1>(&value, from_x + c * x_channel + in_row * x_row + in_column * x_column);
+                        load<1>(&value, x + (from_x + c * x_channel + in_row * x_row + in_column * x_column));
 #pragma unroll
                     for (int k = 0; k < THREAD_K; ++k)
                         sum[k][p] += f[k] * value;
@@ -663,30 +673,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     alignas(16) float f[THREAD_K * TAPS];
 #if DEPTHWISE
     constexpr int STEP_F = THREAD_K < 4 ? THREAD_K : 4;
-    const float *const from_x = x + image * C * H * W + filter * x_channel;
+    const int from_x = image * C * H * W + filter * x_channel;
 #pragma unroll
     for (int i = 0; i < THREAD_K * TAPS; i += STEP_F)
         load<STEP_F>(&f[i], w + filter * TAPS + i);
-    add_taps(sum, f, from_x, top, left, H, W, x_row, x_column, x_channel);
+    add_taps(sum, f, x, from_x, top, left, H, W, x_row, x_column, x_channel);
 #else
-    const float *const first_x = x + image * C * H * W + filter / filters * channels * x_channel;
+    const int first_x = image * C * H * W + filter / filters * channels * x_channel;
 #if PRAGMA_UNROLL
 #pragma unroll UNROLL_C
 #endif
     for (int c = 0; c < channels; ++c) {
-        const float *const from_x = first_x + c * x_channel;
-        const float *const from_f = w + filter * channels * TAPS + c * w_channel;
+        const int from_x = first_x + c * x_channel, from_f = filter * channels * TAPS + c * w_channel;
 #pragma unroll
         for (int k = 0; k < THREAD_K; ++k)
 #pragma unroll
             for (int tap = 0; tap < TAPS; ++tap)
-                load<1>(&f[k * TAPS + tap], from_f + k * channels * TAPS + tap * w_tap);
-        add_taps(sum, f, from_x, top, left, H, W, x_row, x_column, x_channel);
+                load<1>(&f[k * TAPS + tap], w + (from_f + k * channels * TAPS + tap * w_tap));
+        add_taps(sum, f, x, from_x, top, left, H, W, x_row, x_column, x_channel);
     }
 #endif
 #endif
 
-    float *const to = y + image * K * out_h * out_w + filter * y_channel + out_row * y_row + out_column * y_column;
+    const int to = image * K * out_h * out_w + filter * y_channel + out_row * y_row + out_column * y_column;
     if (first_filter < K && column < columns) {
 #pragma unroll
         for (int p = 0; p < THREAD_P; ++p)
@@ -697,7 +706,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
                     for (int j = 0; j < WIDTH_Y; ++j)
                         out[j] = sum[k + j][p];
-                    move<WIDTH_Y>(to + p * y_row + k * y_channel, out);
+                    move<WIDTH_Y>(y + (to + p * y_row + k * y_channel), out);
                 }
     }
 #endif

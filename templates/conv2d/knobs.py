@@ -19,6 +19,10 @@ def _fixed_filter(c: Columns) -> Any:
     return direct(c) & (c["filter_size"] > 0)
 
 
+def _for_one_layout(c: Columns) -> Any:
+    return tiled(c) | _fixed_filter(c)
+
+
 def _depthwise(c: Columns) -> Any:
     return c["depthwise"] == 1
 
@@ -31,7 +35,8 @@ def _filters_in_vectors(c: Columns) -> Any:
 def _x_in_vectors(c: Columns) -> Any:
     """Along the channels of NHWC unless copied asynchronously, along the pixels of a matrix, over a thread's own channels."""
     last = (c["channels_last"] == 1) & (c["async_copy"] == 0)
-    return _depthwise(c) | (tiled(c) & (last | ((c["channels_last"] == 0) & (c["walk"] == 3))))
+    own = _depthwise(c) & (c["channels_last"] == 1)
+    return own | (tiled(c) & (last | ((c["channels_last"] == 0) & (c["walk"] == 3))))
 
 
 def _has_loop(c: Columns) -> Any:
@@ -43,7 +48,7 @@ KNOBS = (
     Knob("filter_size", "layout", (0, 3, 5, 7), 0, "direct: R = S compiled in, each row of x is read once", direct),
     Knob("filter_step", "layout", (1, 2), 1, "the stride compiled in with it", _fixed_filter),
     Knob("depthwise", "layout", (0, 1), 0, "direct: each filter has a channel of its own, a thread takes several", _fixed_filter),
-    Knob("channels_last", "layout", (0, 1), 0, "tiles of NHWC tensors: lanes and vectors along the channels", tiled),
+    Knob("channels_last", "layout", (0, 1), 0, "compiled for NHWC: lanes and vectors along the channels", _for_one_layout),
     Knob(
         "walk",
         "memory",
