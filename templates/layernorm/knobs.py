@@ -97,7 +97,8 @@ def _row_registers(c: Columns, element: int) -> Any:
     row = np.where(c["storage"] == 2, c["vectors"] * c["width"], c["width"])
     following = np.where((c["storage"] == 2) & (c["async_copy"] == 0) & (c["stages"] == 2), packed, 0)
     lasting = np.where((c["parameters"] == 2) | (following > 0), 8, 0)  # addresses and counters that outlive a row
-    return row + following + lasting + np.where(c["parameters"] > 0, 2 * packed, 2 * vector)
+    guards = np.where(c["peel"] == 1, 10, 0)  # which elements are inside the row
+    return row + following + lasting + guards + np.where(c["parameters"] > 0, 2 * packed, 2 * vector)
 
 
 def parts_bytes(c: Columns) -> Any:
