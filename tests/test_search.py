@@ -46,7 +46,7 @@ def test_its_proposals_beat_random_configs_by_far(monkeypatch: pytest.MonkeyPatc
     times = np.array([fake.true_us(SMALL, c) for c in propose(archive(random), 24)])
     at_random = np.array([m.time_us for m in random], dtype=float)
     assert np.mean(times < np.quantile(at_random, 0.1)) > 0.5
-    assert times.min() < at_random.min()
+    assert times.min() < np.quantile(at_random, 0.02)
 
 
 def test_proposals_are_legal_distinct_and_new() -> None:

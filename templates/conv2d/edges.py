@@ -71,7 +71,7 @@ def _image(
 def _direct(c: Config) -> Iterable[Workload]:
     """Output rows round thread_p, columns round block_p, filters round a warp's."""
     thread_k = c["thread_k"]
-    any_shape = _workload(**{dim: 1 for dim in _ORDER} | {"K": thread_k})
+    any_shape = _workload(**dict.fromkeys(_ORDER, 1) | {"K": thread_k})
     of_warp = thread_k * int(derived({**NAIVE, **c}, any_shape)["lanes_k"])
     either = c["filter_size"] == 0 and c["width_y"] == 1
     layouts = (0, 1) if either else (c["channels_last"],) * 2 if c["filter_size"] else (1, 1)

@@ -383,9 +383,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
 #if ASYNC_COPY
         if (step >= LAG)
-            __pipeline_wait_prior(STAGES - 2);  // the tile to compute has arrived
+            __pipeline_wait_prior(STAGES - 2);  // this thread's part of the tile to compute has arrived
 #endif
-        __syncthreads();  // for all threads, and nobody reads the buffer to fill any more
+        __syncthreads();  // the tile to compute is there for all, and nobody reads the buffer to fill any more
         if (step < steps) {
 #if ASYNC_COPY
             float *const tile_f = tiles_f + filling * F_TILE;
@@ -521,13 +521,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             float *const tile_f = tiles_f + filling * F_TILE;
             float *const tile_x = tiles_x + filling * X_TILE;
 #pragma unroll
-            for (int i = 0; i < F_COPIES; ++i) {
+            for (int i = 0; i < F_COPIES; ++i)
 #pragma unroll
                 for (int j = 0; j < WIDTH_F; ++j)
                     tile_f[(f_c + j) * F_STRIDE + f_k + i * F_STEP] = staged_f[i][j];
-            }
 #pragma unroll
-            for (int i = 0; i < X_COPIES; ++i) {
+            for (int i = 0; i < X_COPIES; ++i)
 #if CHANNELS_LAST
 #pragma unroll
                 for (int j = 0; j < WIDTH_X; ++j)
@@ -535,7 +534,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #else
                 move<WIDTH_X>(tile_x + (x_c + i / PIXELS * C_STEP) * X_STRIDE + x_p + i % PIXELS * P_STEP, staged_x[i]);
 #endif
-            }
             filling = filling + 1 < STAGES ? filling + 1 : 0;
         }
 #endif
