@@ -10,6 +10,7 @@ ARGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
+OP := $(lastword matmul $(patsubst op=%,%,$(filter op=%,$(ARGS))))
 STAGES := collect fit pretrain finetune evaluate
 RUN = $(PY) -m $(1) outputs_dir=$(OUTPUTS) $(ARGS)
 
@@ -50,20 +51,20 @@ doctor: | $(READY)  ## look whether this machine can do the work: versions, GPU,
 collect: | $(READY)  ## measure configs into Parquet (no GPU: check the recorded timings)
 	@$(call RUN,pipeline.collect)
 
-fit: | $(READY) $(OUTPUTS)/collect/latest  ## fit the cost model
+fit: | $(READY) $(OUTPUTS)/collect/latest-$(OP)  ## fit the cost model
 	@$(call RUN,cost_model.fit)
 
-pretrain: | $(READY) $(OUTPUTS)/fit/latest  ## train the policy against the cost model
+pretrain: | $(READY) $(OUTPUTS)/fit/latest-$(OP)  ## train the policy against the cost model
 	@$(call RUN,pipeline.pretrain)
 
-finetune: | $(READY) $(OUTPUTS)/pretrain/latest  ## go on training it on real (or recorded) timings
+finetune: | $(READY) $(OUTPUTS)/pretrain/latest-$(OP)  ## go on training it on real (or recorded) timings
 	@$(call RUN,pipeline.finetune)
 
-evaluate: | $(READY) $(OUTPUTS)/finetune/latest  ## compare it with every control on shapes it has never seen
+evaluate: | $(READY) $(OUTPUTS)/finetune/latest-$(OP)  ## compare it with every control on shapes it has never seen
 	@$(call RUN,pipeline.evaluate)
 
-$(OUTPUTS)/%/latest: | $(READY)
-	@echo "$*: has no complete run in $(OUTPUTS) yet, so it goes first"
+$(OUTPUTS)/%/latest-$(OP): | $(READY)
+	@echo "$*: has no complete run on $(OP) in $(OUTPUTS) yet, so it goes first"
 	@$(MAKE) $*
 
 compile: | $(READY)  ## fill the compile cache for another machine's collect, no GPU needed

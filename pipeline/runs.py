@@ -8,7 +8,7 @@
 
 Folder: `<outputs_dir>/<stage>/<time>/` with config.yaml, versions.json, log.txt, state.json, summary.json and whatever the stage
 leaves there. A run that did not end (killed, Ctrl-C, full disk) is continued in its folder by the same command; `latest` points
-at the last run that ended well, and never at half a run.
+at the last run that ended well, and never at half a run; `latest-<op>` at the last one on an operator: the next stage's input.
 """
 
 import argparse
@@ -74,14 +74,17 @@ class Run:
         return target
 
     def latest(self, stage: str) -> Path | None:
-        """Folder of the last complete run of another stage."""
-        return latest(stage, self.outputs)
+        """Folder of the last complete run of another stage on the same operator."""
+        return latest(stage, self.outputs, self.settings.op.name)
 
     def need(self, stage: str) -> Path:
         """The same; InputError when there is none."""
         found = self.latest(stage)
         if found is None:
-            raise InputError(f"{self.stage} needs a complete {stage} run under {self.outputs}: run `make {stage}` first")
+            op = self.settings.op.name
+            raise InputError(
+                f"{self.stage} needs a complete {stage} run on {op} under {self.outputs}: run `make {stage} ARGS=op={op}` first"
+            )
         self.log.info("uses the %s run %s", stage, found)
         self.stands_on(**{stage: found.name})
         return found
@@ -99,9 +102,9 @@ class Run:
         write_json(target, {**known, **facts})
 
 
-def latest(stage: str, outputs: Path = OUTPUTS) -> Path | None:
-    """Folder of a stage's last complete run, or None."""
-    link = outputs / stage / "latest"
+def latest(stage: str, outputs: Path = OUTPUTS, op: str | None = None) -> Path | None:
+    """Folder of a stage's last complete run, on an operator if one is named, or None."""
+    link = outputs / stage / (f"latest-{op}" if op else "latest")
     return link.resolve() if link.exists() else None
 
 
@@ -193,6 +196,7 @@ def opened(name: str, settings: "Settings", config: str) -> Iterator[Run]:
             if not (folder / "summary.json").exists():
                 run.write_summary({})
             write_json(folder / "state.json", {"state": "complete"})
+            point(outputs / name / f"latest-{settings.op.name}", folder)
             point(outputs / name / "latest", folder)
         except BaseException as error:
             _note_end(run, error)

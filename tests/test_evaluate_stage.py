@@ -53,7 +53,7 @@ def fit(root: Path, workloads: list[Workload]) -> None:
     frame = store.load(root / "recorded")
     rows = frame[frame["workload"].isin([str(w) for w in workloads]) & (frame["config"] != "")]
     CostModel.fit(rows, H200, SMALL_MODEL).save(root / "outputs" / "fit" / "one" / "cost_model")
-    link = root / "outputs" / "fit" / "latest"
+    link = root / "outputs" / "fit" / "latest-matmul"
     if not link.exists():
         link.symlink_to("one")
 

@@ -26,7 +26,7 @@ def environment(tmp_path: Path) -> list[str]:
     python.parent.mkdir(parents=True)
     python.write_text(
         '#!/bin/sh\nname="${2##*.}"\necho "$*" >> "' + str(tmp_path) + '/calls"\n'
-        'mkdir -p "' + str(tmp_path) + '/outputs/$name/latest"\n[ "$name" != "$FAILS" ]\n'
+        'mkdir -p "' + str(tmp_path) + '/outputs/$name/latest-${OP:-matmul}"\n[ "$name" != "$FAILS" ]\n'
     )
     python.chmod(0o755)
     (tmp_path / "venv/.ready").touch()
@@ -50,6 +50,12 @@ def test_a_stage_runs_those_before_it_when_they_have_no_run(name: str, tmp_path:
     assert make(name, *environment).returncode == 0
     assert calls(tmp_path)[-2:] == [calls(tmp_path)[-2], name]
     assert len(calls(tmp_path)) == STAGES.index(name) + 2
+
+
+def test_another_operator_has_runs_of_its_own(tmp_path: Path, environment: list[str]) -> None:
+    assert make("fit", *environment).returncode == 0
+    assert make("fit", "ARGS=seed=1 op=softmax", *environment, OP="softmax").returncode == 0
+    assert calls(tmp_path) == ["collect", "fit"] * 2
 
 
 def test_compiling_needs_no_other_stage(tmp_path: Path, environment: list[str]) -> None:

@@ -91,6 +91,17 @@ def test_latest_is_the_last_complete_run(tmp_path: Path) -> None:
     assert latest("demo", tmp_path) not in (good, None)
 
 
+def test_a_stage_takes_the_run_before_it_on_its_own_operator(tmp_path: Path) -> None:
+    found: list[Path] = []
+    assert run_stage(lambda s, r: None, tmp_path, "seed=1") == 0
+    on_matmul = latest("demo", tmp_path)
+    assert run_stage(lambda s, r: None, tmp_path, "op=softmax") == 0
+    assert latest("demo", tmp_path) != on_matmul
+    assert run_stage(lambda s, r: found.append(r.need("demo")), tmp_path, "seed=2") == 0
+    assert found == [on_matmul]
+    assert run_stage(lambda s, r: found.append(r.need("demo")), tmp_path, "op=layernorm") == 2
+
+
 ENDS = {
     "bad input": (InputError("shape 0: use 1 or more"), 2, "shape 0"),
     "full disk": (OSError(errno.ENOSPC, "No space left on device", "/x"), 2, "disk is full"),
