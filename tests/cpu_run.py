@@ -39,6 +39,7 @@ FLAGS = {
                 "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"],
     "thread": ["-O1", "-fsanitize=thread", "-fno-omit-frame-pointer"],
 }  # fmt: skip
+JOBS_PER_PROCESS = 8
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin:/usr/local/bin",
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
@@ -67,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled test program of one or more kernels."""
+    """A compiled test program of one or more kernels. `timeout_s`: for one process, of a few jobs."""
 
     path: Path
     timeout_s: float = field(default=120.0)
@@ -76,7 +77,7 @@ class Binary:
         """One result per job: its outputs by name, or the fault. A fault ends the process; the next job starts a new one."""
         results: list[Arrays | KernelFault] = []
         while len(results) < len(jobs):
-            results += self._run_until_fault(jobs[len(results) :])
+            results += self._run_until_fault(jobs[len(results) : len(results) + JOBS_PER_PROCESS])
         return results
 
     def _run_until_fault(self, jobs: Sequence[Job]) -> list[Arrays | KernelFault]:
