@@ -99,7 +99,9 @@ def main(count: str = "200", side: str = "1024", *build: str) -> None:
     their_seconds = time.perf_counter() - started
     our_us = {config_text(m.config): m.time_us for m in ours if m.time_us is not None}
     their_us = {
-        config_text(configs[row["candidate"] // MOST_THREADS]): 1e3 * row["time"] for row in theirs if isinstance(row["time"], float)
+        config_text(configs[row["candidate"] // MOST_THREADS]): 1e3 * row["time"]
+        for row in theirs
+        if isinstance(row["time"], float)
     }
     both = sorted(set(our_us) & set(their_us))
     ratio = float(np.median([their_us[c] / our_us[c] for c in both])) if both else float("nan")
