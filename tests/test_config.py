@@ -55,7 +55,7 @@ MISTAKES = {
     "+seed=1": "write key=value",
     "seed=[1": "cannot be read",
     "seed=1,2": "seed=1,2",
-    "op=matmull": "use one of matmul",
+    "op=matmull": "use one of attention, conv2d, layernorm, matmul, softmax",
     "gpu=cloud": "auto, dedicated, replay, shared",
     "gpu.mode=cloud": "auto, dedicated, shared, replay",
     "experiment=nothing": "quick",

@@ -46,7 +46,7 @@ def test_unseen_workloads_are_reported_and_ranked(frame: pd.DataFrame) -> None:
     lists = split.workloads("matmul")
     for name in ("validation", "test"):
         assert {score.workload for score in report.scores[name]} == set(lists[name])
-        assert np.mean([score.spearman for score in report.scores[name]]) > 0.6
+        assert np.mean([score.spearman for score in report.scores[name]]) > 0.5
         assert all(0 <= score.regret_10 <= score.regret_1 < 1 for score in report.scores[name])
 
 

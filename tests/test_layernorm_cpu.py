@@ -61,12 +61,12 @@ def unaligned(dtype: str) -> list[Workload]:
     return [shape(m, n, dtype) for m, n in ((17, 765), (16, 753), (8, 386), (9, 93), (7, 41), (33, 517))]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("dtype", ["f32"])
 def test_every_path_is_right_at_row_ends(dtype: str) -> None:
     assert verdicts(list(CONFIGS.values()), aligned(dtype), "address") == []
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["bf16"])
 def test_every_path_is_right_on_unaligned_rows(dtype: str) -> None:
     assert verdicts(list(PEELED.values()), unaligned(dtype), "address") == []
 

@@ -1,8 +1,8 @@
 """Random legal kernels of every operator and dtype give the right answer on the CPU, at shapes round their tile sizes, under
 both sanitizers.
 
-CPU_CONFIGS sets how many under the address sanitizer (16; a third for an operator's further dtypes), CPU_CONFIGS_THREAD under
-the thread sanitizer (4), CPU_SEED which.
+CPU_CONFIGS sets how many under the address sanitizer (8; a third for an operator's further dtypes), CPU_CONFIGS_THREAD under
+the thread sanitizer (2), CPU_SEED which.
 """
 
 import os
@@ -56,14 +56,14 @@ def check_all(template: Template, dtype: str, chosen: Sequence[Config], sanitize
 @each_case
 def test_random_configs_are_right_at_edge_shapes(op: str, dtype: str) -> None:
     template = load_template(op)
-    chosen = configs(template, dtype, count("CPU_CONFIGS", 16, template, dtype), np.random.default_rng(SEED))
+    chosen = configs(template, dtype, count("CPU_CONFIGS", 8, template, dtype), np.random.default_rng(SEED))
     check_all(template, dtype, chosen, "address")
 
 
 @each_case
 def test_random_configs_have_no_race(op: str, dtype: str) -> None:
     template = load_template(op)
-    n = count("CPU_CONFIGS_THREAD", 4, template, dtype)
+    n = count("CPU_CONFIGS_THREAD", 2, template, dtype)
     check_all(template, dtype, configs(template, dtype, n, np.random.default_rng(SEED + 1), threads=256), "thread")
 
 

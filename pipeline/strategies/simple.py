@@ -9,6 +9,7 @@ from datasets.measurement import Measurement
 from pipeline.strategies.admission import admit, expert_config, naive_config, untried
 from pipeline.strategy import Task
 from templates import space
+from templates.knob import config_text
 
 
 @dataclass(frozen=True)
@@ -57,5 +58,6 @@ def draw(task: Task, n: int, fair_pools: FairPools, rng: np.random.Generator) ->
     """Up to n distinct random configs: legal ones, or in a closed world of its fair pool (all of it, where none is known)."""
     if task.pool is None:
         return space.sample(task.template, task.workload, task.limits, n, rng)
-    fair = fair_pools.get(str(task.workload), task.pool)
+    allowed = {config_text(config) for config in task.pool}  # rows of one's own may lie beside the recording
+    fair = [config for config in fair_pools.get(str(task.workload), task.pool) if config_text(config) in allowed]
     return [fair[i] for i in rng.permutation(len(fair))[:n]]
