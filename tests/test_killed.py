@@ -51,7 +51,7 @@ def measured(folder: Path) -> set[tuple[str, str, str, float]]:
 def finish(folder: Path, nvcc: str) -> list[str]:
     """Run to the end; the lines of the final table."""
     process = start(folder, nvcc)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     return [line for line in output.splitlines() if line.startswith("|")]
 
@@ -85,7 +85,7 @@ def jobs(folder: Path) -> list[str]:
 
 def wait_for_rows(process: "subprocess.Popen[str]", folder: Path, rows: int) -> set[str]:
     """Until so many jobs have been handed out, in this run and before, or the run has ended."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while process.poll() is None and len(set(jobs(folder))) < rows and time.monotonic() < deadline:
         time.sleep(0.005)
     return set(jobs(folder))
