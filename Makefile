@@ -22,7 +22,7 @@ MAKEFLAGS += --no-print-directory
 $(if $(word 2,$(OUTPUTS))$(word 2,$(VENV)),$(error OUTPUTS and VENV: paths without spaces, please))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor $(STAGES) compile features test lint format clean
+.PHONY: help setup doctor $(STAGES) compile features test thorough lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -73,7 +73,10 @@ compile: | $(READY)  ## fill the compile cache for another machine's collect, no
 features: | $(READY)  ## print the features of one workload and config
 	@$(PY) -m pipeline.features $(ARGS)
 
-test: lint  ## lint, then every test that needs no GPU
+test: lint  ## lint, then the tests that need no GPU
+	@$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not gpu and not thorough" $(ARGS)
+
+thorough: lint  ## the same with those that take long
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not gpu" $(ARGS)
 
 lint: | $(READY)  ## ruff and mypy

@@ -139,6 +139,7 @@ def elsewhere(folder: Path) -> Template:
     return Elsewhere(**{field.name: getattr(ATTENTION, field.name) for field in dataclasses.fields(ATTENTION)})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_planted_mistakes_are_caught(mistake: str, tmp_path: Path) -> None:
     before, after = PLANTED[mistake]

@@ -87,6 +87,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("config", "w", "old", "new"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
 def test_planted_mistake_is_found(config: dict[str, int], w: Workload, old: str, new: str) -> None:
     source = render(CONV, config)

@@ -146,6 +146,7 @@ def planted(name: str, right: str, wrong: str, w: Workload, sanitize: Sanitizer 
     return result if isinstance(result, KernelFault) else {"Y": result["Y"], **inputs}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
