@@ -87,14 +87,10 @@ def _shape(template: Template, workload: Workload) -> dict[str, float]:
     """log2 of each extent (of 1 more where it may be 0), and the power of two (up to 128) that divides it, as log2; the
     bytes of an element where the operator has several dtypes.
     """
-    sizes = {f"shape_log_{name}": float(np.log2(extent + (_least(template, name) == 0))) for name, extent in workload.dims}
+    sizes = {f"shape_log_{name}": float(np.log2(extent + (template.range_of(name)[0] == 0))) for name, extent in workload.dims}
     sizes |= {f"shape_align_{name}": float(np.log2(np.gcd(extent, 128))) for name, extent in workload.dims}
     several = len(template.dtypes) > 1
     return sizes | ({"shape_log_element_bytes": float(np.log2(ELEMENT_BYTES[workload.dtype]))} if several else {})
-
-
-def _least(template: Template, dim: str) -> int:
-    return template.ranges.get(dim, (1, 0))[0]
 
 
 def _roofline(template: Template, workload: Workload, device: Device) -> dict[str, float]:

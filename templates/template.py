@@ -146,12 +146,16 @@ class Template:
             raise InputError(f"{self.op}: dimensions {sorted(extents)} given; needed are {', '.join(self.dims)}")
         workload = Workload(self.op, dtype, tuple((dim, extents[dim]) for dim in self.dims))
         for dim, extent in workload.dims:
-            least, most = self.ranges.get(dim, (1, LARGEST))
+            least, most = self.range_of(dim)
             if not least <= extent <= most:
                 raise InputError(f"workload {workload}: {dim}={extent} is not a size; use {least} to {most}")
         if flaw := self.flaw(workload):
             raise InputError(f"workload {workload}: {flaw}")
         return workload
+
+    def range_of(self, dim: str) -> tuple[int, int]:
+        """Least and largest extent of a dim."""
+        return self.ranges.get(dim, (1, LARGEST))
 
     def check_workload(self, workload: Workload) -> Workload:
         """The workload itself when it belongs to this operator; InputError otherwise."""

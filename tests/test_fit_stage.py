@@ -41,12 +41,12 @@ def frame(everything: list[Measurement]) -> pd.DataFrame:
     return frame_of(everything)
 
 
-def test_unseen_workloads_are_reported_and_ranked(frame: pd.DataFrame) -> None:
-    report = fit(frame, H200, FEW, FitSettings(report_test=True))
+def test_unseen_workloads_are_reported_and_ranked() -> None:
+    report = fit(frame_of(measured(80)), H200, FEW, FitSettings(report_test=True))
     lists = split.workloads("matmul")
     for name in ("validation", "test"):
         assert {score.workload for score in report.scores[name]} == set(lists[name])
-        assert np.mean([score.spearman for score in report.scores[name]]) > 0.5
+        assert np.mean([score.spearman for score in report.scores[name]]) > 0.6
         assert all(0 <= score.regret_10 <= score.regret_1 < 1 for score in report.scores[name])
 
 
