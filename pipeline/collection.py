@@ -1,8 +1,8 @@
-"""Collecting: naive and expert first, then random configs of all workloads as one stream, then guided ones in rounds.
+"""Collecting: naive and expert first, then random configs of all workloads, with rounds of guided ones among them.
 
 All of it is one stream, which the measurer draws on as it has room, so that its build pool never runs dry; the next guided
-batch is worked out in a thread while the present one is measured. Rows are appended per batch: a killed run loses few of them
-and repeats no others.
+batch is worked out in a thread while random ones are measured, and no kind gets ahead of the other: a time bound cuts both alike.
+Every row goes to the spool at once: a killed run loses none and repeats none.
 """
 
 import logging
@@ -30,7 +30,7 @@ from templates.workload import Workload
 log = logging.getLogger("collect")
 
 RUN_UP = 400
-"""Random candidates left when the first guided batch is worked out: enough to measure meanwhile."""
+"""Random candidates ahead of the first guided batch, at most: something to learn from, and to measure meanwhile."""
 
 
 @dataclass
@@ -96,18 +96,24 @@ class Collector:
         """Everything to measure, in order; guided batches are worked out by `helper`, half of the workloads at a time."""
         yield from self.plan.anchors(workloads)
         random = list(interleaved(self.plan.random(workloads)))
-        run_up = len(random) - min(RUN_UP, len(random) // 4)
+        wanted = max(1, sum(self.plan.missing(w, "guided") for w in workloads))
         groups = [group for group in (workloads[::2], workloads[1::2]) if group]
-        yield from random[:run_up]
-        ahead = helper.submit(self.guided, groups[0], 0)
-        yield from random[run_up:]
-        idle = turn = 0
+        drawn = min(RUN_UP, len(random) // 4)
+        yield from random[:drawn]
+        ahead, idle, turn, proposed = helper.submit(self.guided, groups[0], 0), 0, 0, 0
         while idle < len(groups):  # a group that has all it should have proposes nothing
+            due = proposed / wanted <= drawn / len(random) if random else True
+            if drawn < len(random) and not (due and ahead.done()):
+                yield random[drawn]
+                drawn += 1
+                continue
             batch = ahead.result()
             turn += 1
             ahead = helper.submit(self.guided, groups[turn % len(groups)], turn)
             idle = 0 if batch else idle + 1
+            proposed += len(batch)
             yield from batch
+        yield from random[drawn:]
 
     def guided(self, workloads: Sequence[Workload], turn: int) -> list[Candidate]:
         """The next guided batch of some workloads, interleaved, by one model; empty when they have all they should."""
