@@ -120,7 +120,9 @@ class Collector:
         wanted = {w: min(self.settings.batch, self.plan.missing(w, "guided")) for w in workloads}
         if not any(wanted.values()) or self._over():
             return []
+        started = time.monotonic()
         model = self.search.model(workloads, np.random.default_rng([self.seed, turn]))
+        learnt = time.monotonic()
         batches: list[list[Candidate]] = []
         for workload, n in wanted.items():
             if n and not self.leaving:
@@ -128,7 +130,11 @@ class Collector:
                 configs = self.search.batch(self._task(workload), n, rng, model)
                 self.archive.claim(workload, configs)
                 batches.append([Candidate(workload, config, "guided") for config in configs])
-        return list(interleaved(batches))
+        batch = list(interleaved(batches))
+        log.info(
+            "%d guided configs in %.1f s, %.1f of them for the model", len(batch), time.monotonic() - started, learnt - started
+        )
+        return batch
 
     def _task(self, workload: Workload) -> Task:
         known = self.measurer.known(workload)

@@ -100,7 +100,7 @@ def _fit(
         "objective": objective, "max_depth": depth or settings.depth, "eta": 0.1, "subsample": 0.7, "colsample_bynode": 0.5,
         "min_child_weight": 2, "max_bin": 64, "seed": seed, "nthread": settings.threads,
     }  # fmt: skip
-    data = xgboost.QuantileDMatrix(x, y, weight=weight, max_bin=64)
+    data = xgboost.QuantileDMatrix(x, y, weight=weight, max_bin=64, nthread=settings.threads)
     return xgboost.train(parameters, data, num_boost_round=trees or settings.trees)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 
-from pipeline.measure.nvcc import BuildFailure, Compiled, first_error, parse_ptxas, toolkits
+from pipeline.measure.nvcc import BuildFailure, Compiled, first_error, give_way, parse_ptxas, toolkits
 from pipeline.measure.settings import BuildSettings
 from templates.errors import InputError
 
@@ -149,6 +149,7 @@ class _Process:
             [*command, str(theirs.fileno()), str(os.getpid())], pass_fds=[theirs.fileno()], env=env,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+        give_way(self._process.pid)
         theirs.close()
 
     def hello(self) -> Hello:
