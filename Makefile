@@ -10,7 +10,7 @@ ARGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
-OP := $(lastword matmul $(patsubst op=%,%,$(filter op=%,$(ARGS))))
+OP := $(lastword all $(patsubst op=%,%,$(filter op=%,$(ARGS))))
 STAGES := collect fit pretrain finetune evaluate
 RUN = $(PY) -m $(1) outputs_dir=$(OUTPUTS) $(ARGS)
 

@@ -87,7 +87,8 @@ def _shape(template: Template, workload: Workload) -> dict[str, float]:
     """log2 of each extent (of 1 more where it may be 0), and the power of two (up to 128) that divides it, as log2; the
     bytes of an element where the operator has several dtypes.
     """
-    sizes = {f"shape_log_{name}": float(np.log2(extent + (template.range_of(name)[0] == 0))) for name, extent in workload.dims}
+    logs = template.log_extents(workload).tolist()
+    sizes = {f"shape_log_{name}": log for (name, _), log in zip(workload.dims, logs, strict=True)}
     sizes |= {f"shape_align_{name}": float(np.log2(np.gcd(extent, 128))) for name, extent in workload.dims}
     several = len(template.dtypes) > 1
     return sizes | ({"shape_log_element_bytes": float(np.log2(ELEMENT_BYTES[workload.dtype]))} if several else {})

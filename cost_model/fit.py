@@ -17,13 +17,13 @@ from datasets.device import Device
 from pipeline import config, worlds
 from pipeline.runs import Run, stage
 from pipeline.tables import table
-from templates.errors import InputError
+from templates.errors import NothingToDo
 from templates.template import Template, load_template
 
 log = logging.getLogger("fit")
 
 
-@stage("fit")
+@stage("fit", each=True)
 def main(settings: config.Settings, run: Run) -> None:
     """Fit, print the table, save the model."""
     template, recorded = load_template(settings.op.name), config.path(settings.recorded_dir)
@@ -38,14 +38,16 @@ def main(settings: config.Settings, run: Run) -> None:
 
 
 def present_rows(template: Template, device: Device, roots: Sequence[Path]) -> pd.DataFrame:
-    """Every row of this GPU and of the template as it is now. InputError when there is none."""
+    """Every row of this GPU and of the template as it is now. NothingToDo when there is none."""
     found = [root for root in roots if root.is_dir() and store.files(root, template.op, device.key)]
+    if not found:
+        raise NothingToDo(f"no timings of {template.op} for {device.name}: run `make collect` on that GPU")
     frame = store.load(found, op=template.op, gpu=device.key)
     present = frame[frame["template_version"].isin([template.version, ""])]
     if len(present) < len(frame):
         log.info("leaves out %d rows of other versions of the %s template", len(frame) - len(present), template.op)
     if present.empty:
-        raise InputError(f"no timings of the present {template.op} template for {device.name}: run `make collect` on that GPU")
+        raise NothingToDo(f"no timings of the present {template.op} template for {device.name}: `make collect` on that GPU")
     return present.reset_index(drop=True)
 
 

@@ -101,8 +101,8 @@ class CostModel:
     def offset(self, workload: Workload, device: Device) -> float:
         """Estimate of the workload's mean log time (us): the roofline's floor plus the gap to it that similar shapes show."""
         gap = np.array([mean - np.log(floor_us(self.template, w, device)) for w, mean in self.data.means])
-        place = np.log2([extent for _, extent in workload.dims])
-        away = np.array([np.abs(np.log2([e for _, e in w.dims]) - place).sum() for w, _ in self.data.means])
+        place = self.template.log_extents(workload)
+        away = np.array([np.abs(self.template.log_extents(w) - place).sum() for w, _ in self.data.means])
         weight = 1.0 / (away + 0.1) ** 2
         return float(np.log(floor_us(self.template, workload, device)) + (gap * weight).sum() / weight.sum())
 

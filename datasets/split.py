@@ -3,13 +3,14 @@
 The split is a property of the workload, never of a row: a random split of rows would leak.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from templates.errors import InputError
+from templates.errors import InputError, NothingToDo
 from templates.template import load_template, operators
 from templates.workload import Workload
 
@@ -39,6 +40,17 @@ def _lists(op: str, path: Path) -> dict[str, tuple[Workload, ...]]:
         twice = next(workload for workload in every if every.count(workload) > 1)
         raise InputError(f"{path}: {twice} is listed twice; a workload has one split")
     return lists
+
+
+def named(op: str, texts: Sequence[str], setting: str) -> list[Workload]:
+    """Those of the workloads named in a setting that are the operator's; NothingToDo where none of several is, InputError for
+    what is no workload.
+    """
+    every = [Workload.parse(text) for text in texts]
+    mine = [load_template(op).check_workload(workload) for workload in every if workload.op == op]
+    if every and not mine:
+        raise NothingToDo(f"{setting}: {every[0]} belongs to {every[0].op}, not to {op}")
+    return mine
 
 
 def split_of(workload: Workload) -> str:

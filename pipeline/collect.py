@@ -30,7 +30,7 @@ from templates.template import Template, load_template
 from templates.workload import Workload
 
 
-@stage("collect")
+@stage("collect", each=True)
 def main(settings: config.Settings, run: Run) -> None:
     """Collect on the GPUs, or check the recording."""
     template = load_template(settings.op.name)

@@ -27,7 +27,7 @@ from templates.workload import Workload
 log = logging.getLogger("compile")
 
 
-@stage("compile")
+@stage("compile", each=True)
 def main(settings: config.Settings, run: Run) -> None:
     """Build everything that is known by now to be measured."""
     template = load_template(settings.op.name)

@@ -25,6 +25,7 @@ from pipeline.plan import CollectSettings
 from pipeline.pretraining import PretrainSettings
 from pipeline.worlds import GpuSettings
 from templates.errors import InputError
+from templates.template import ALL
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -33,7 +34,7 @@ GROUPS = ("op", "gpu", "farm", "experiment")
 
 @dataclass(frozen=True)
 class OpSettings:
-    """An operator and its workloads by split, as conf/op lists them."""
+    """An operator and its workloads by split, as conf/op lists them; or, by the name "all", every operator."""
 
     name: str = ""
     train: list[str] = field(default_factory=list)
@@ -41,9 +42,9 @@ class OpSettings:
     test: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        lists = split.workloads(self.name)
+        lists = {} if self.name == ALL else split.workloads(self.name)
         for name in split.SPLITS:
-            if list(getattr(self, name)) != [str(workload) for workload in lists[name]]:
+            if list(getattr(self, name)) != [str(workload) for workload in lists.get(name, [])]:
                 raise InputError(f"op.{name} is fixed by conf/op/{self.name}.yaml: edit that file, or use collect.workloads")
 
 

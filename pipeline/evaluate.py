@@ -2,7 +2,7 @@
 `python -m pipeline.evaluate evaluate.seeds=10 evaluate.methods=[random,policy]`.
 
 Replays recorded timings where there is no GPU, measures live where there is one. Leaves summary.json, tables.md, seeds.parquet,
-regret.png, regret.svg and, live, the measurements in its run folder.
+regret.npz, regret.png, regret.svg and, live, the measurements in its run folder.
 """
 
 import json
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from cost_model.model import CostModel
@@ -21,6 +22,7 @@ from pipeline import config, worlds
 from pipeline.baselines.vendor import missing
 from pipeline.evaluation import EvaluateSettings, Evaluation, Journal, check_apart, evaluate
 from pipeline.measure.measurer import Measurer
+from pipeline.overall import overall
 from pipeline.plots import draw_regret
 from pipeline.records import Cell, Record, cells, records, write_seed_records
 from pipeline.runs import Run, progress, stage
@@ -30,7 +32,7 @@ from pipeline.strategies.trial import rounds
 from pipeline.tables import Line, duels, duels_table, methods_table, workloads_table
 from pipeline.training_rows import training_rows
 from pipeline.view import View, Watched
-from templates.errors import InputError
+from templates.errors import InputError, NothingToDo
 from templates.knob import parse_config
 from templates.template import Template, load_template
 from templates.workload import Workload
@@ -39,14 +41,23 @@ if TYPE_CHECKING:
     from pipeline.policy.iql import Policy
 
 
-@stage("evaluate")
+def together(settings: config.Settings, run: Run, folders: Mapping[str, Path]) -> None:
+    """The tables over all operators."""
+    text, summary = overall(folders, run.folder, settings.evaluate.tie)
+    (run.folder / "tables.md").write_text(text)
+    run.write_summary(summary)
+    print(text)
+    print(f"results: {run.folder}")
+
+
+@stage("evaluate", each=True, overall=together)
 def main(settings: config.Settings, run: Run) -> None:
     """Evaluate, print the tables, write the results."""
     template = load_template(settings.op.name)
     workloads = chosen(template, settings.evaluate)
     recorded, data = config.path(settings.recorded_dir), config.path(settings.data_dir)
     settings = without_vendor(settings, run)
-    measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, template.op, run.folder)
+    measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, [template.op], run.folder)
     try:
         run.stands_on(gpu=measurer.device.name, source=measurer.source, template=template.version)
         frame = known_rows(template, measurer.device, settings.gpu.recorded, [recorded, data])
@@ -72,7 +83,7 @@ def chosen(template: Template, settings: EvaluateSettings) -> list[Workload]:
     lists = split.workloads(template.op)
     if settings.split not in lists:
         raise InputError(f"evaluate.split={settings.split} is unknown; use one of {', '.join(lists)}")
-    named = [template.check_workload(Workload.parse(text)) for text in settings.workloads]
+    named = split.named(template.op, settings.workloads, "evaluate.workloads")
     for workload in named:
         if workload not in lists[settings.split]:
             raise InputError(f"evaluate.workloads: {workload} is not in the {settings.split} list of conf/op/{template.op}.yaml")
@@ -80,7 +91,7 @@ def chosen(template: Template, settings: EvaluateSettings) -> list[Workload]:
 
 
 def known_rows(template: Template, device: Device, recorded_key: str, roots: Sequence[Path]) -> pd.DataFrame:
-    """What is recorded of this operator on this GPU, or else on the recorded one; InputError when that is nothing."""
+    """What is recorded of this operator on this GPU, or else on the recorded one; NothingToDo when that is nothing."""
     for key in (device.key, recorded_key):
         found = [root for root in roots if root.is_dir() and store.files(root, template.op, key)]
         if found:
@@ -88,7 +99,7 @@ def known_rows(template: Template, device: Device, recorded_key: str, roots: Seq
             frame = frame[frame["template_version"].isin([template.version, ""])]
             if len(frame):
                 return frame.reset_index(drop=True)
-    raise InputError(f"no timings of the present {template.op} template in {', '.join(map(str, roots))}: run `make collect`")
+    raise NothingToDo(f"no timings of the present {template.op} template in {', '.join(map(str, roots))}: run `make collect`")
 
 
 def gather(
@@ -200,6 +211,7 @@ def report(
         text += f"\nno time for (evaluate.budget_s): {', '.join(map(str, result.left_out))}\n"
     (run.folder / "tables.md").write_text(text)
     write_seed_records(result.picks, result.yardsticks, measurer.source, run.folder / "seeds.parquet")
+    np.savez_compressed(run.folder / "regret.npz", allow_pickle=False, **result.regret)
     draw_regret(result.regret, run.folder, f"{template.op}: {seeds}")
     run.write_summary(
         {

@@ -1,7 +1,7 @@
 """Fine-tune the policy on real timings: `make finetune`, or `python -m pipeline.finetune finetune.measurements=1000`.
 
-Measures on the GPU where there is one, on training shapes and shapes near them; replays recorded timings elsewhere. Needs a
-pretrained policy (`make pretrain`).
+All operators of the run in turn, one policy for them. Measures on the GPU where there is one, on training shapes and shapes near
+them; replays recorded timings elsewhere. Needs a pretrained policy (`make pretrain`).
 """
 
 from dataclasses import asdict
@@ -10,8 +10,9 @@ from cost_model.model import CostModel
 from datasets import split
 from datasets.episodes import Episodes, concatenate
 from pipeline import config, worlds
-from pipeline.finetuning import FinetuneResult, Line, Tuner, finetune
+from pipeline.finetuning import FinetuneResult, Line, Subject, Tuner, finetune
 from pipeline.ledger import Ledger
+from pipeline.measure.measurer import Measurer
 from pipeline.policy.iql import Policy
 from pipeline.runs import Run, progress, stage
 from pipeline.strategies.known_good import known_good
@@ -24,25 +25,22 @@ from templates.template import load_template
 @stage("finetune")
 def main(settings: config.Settings, run: Run) -> None:
     """Search for real, learn from it, say what it came to."""
-    template = load_template(settings.op.name)
-    pretrained, fitted = run.need("pretrain"), run.need("fit")
+    pretrained = run.need("pretrain")
     recorded = config.path(settings.recorded_dir)
-    measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, template.op, run.folder)
+    measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, run.operators(), run.folder)
     try:
-        run.stands_on(gpu=measurer.device.name, source=measurer.source, template=template.version)
-        frame = training_rows(template, measurer.device, settings.gpu.recorded, [recorded, config.path(settings.data_dir)])
-        lists = split.workloads(template.op)
-        replayed = [w for w in lists["train"] + lists["validation"] if measurer.known(w) != []]
+        subjects = []
+        for op in run.operators():
+            with run.leaving_out(op):
+                subjects.append(subject(op, measurer, settings, run))
+        versions = {f"template of {s.template.op}": s.template.version for s in subjects}
+        run.stands_on(gpu=measurer.device.name, source=measurer.source, **versions)
         view = View(measurer)
         tuner = Tuner(
-            template,
             Policy.load(pretrained / "policy"),
-            CostModel.load(fitted / "cost_model"),
+            subjects,
             Ledger(Watched(measurer, view), run.folder / "measurements"),
             concatenate([Episodes.load(path) for path in sorted((pretrained / "episodes").glob("*.npz"))]),
-            known_good(frame, template),
-            [w for w in lists["train"] if w in replayed],
-            [w for w in lists["validation"] if w in replayed],
             settings.finetune,
             settings.seed,
         )
@@ -57,6 +55,16 @@ def main(settings: config.Settings, run: Run) -> None:
     print(lines_table(result.lines))
     run.write_summary(summary(result, source, world))
     print(f"\nresults: {run.folder}")
+
+
+def subject(op: str, measurer: Measurer, settings: config.Settings, run: Run) -> Subject:
+    """An operator with its cost model and what is known of it. NothingToDo where it has no timings."""
+    template, roots = load_template(op), [config.path(settings.recorded_dir), config.path(settings.data_dir)]
+    frame = training_rows(template, measurer.device, settings.gpu.recorded, roots)
+    model = CostModel.load(run.need("fit", op) / "cost_model")
+    lists = split.workloads(op)
+    here = {name: [w for w in lists[name] if measurer.known(w) != []] for name in ("train", "validation")}
+    return Subject(model, known_good(frame, template), here["train"], here["validation"])
 
 
 def lines_table(lines: list[Line]) -> str:

@@ -1,10 +1,14 @@
-"""Fine-tuning: the policy searches for real, and learns from what it measures. The stage round it is `pipeline.finetune`."""
+"""Fine-tuning: the policy searches for real, on all its operators in turn, and learns from what it measures.
+
+The stage round it is `pipeline.finetune`.
+"""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +16,9 @@ import numpy as np
 
 from cost_model.model import CostModel
 from datasets import schema, split
+from datasets.device import Device
 from datasets.episodes import Episodes, concatenate
-from datasets.measurement import Candidate, Origin
+from datasets.measurement import Candidate, Measurement, Origin
 from pipeline.ledger import Ledger
 from pipeline.policy import behaviour
 from pipeline.policy.behaviour import Acting
@@ -44,7 +49,7 @@ class FinetuneSettings:
 
     episodes: searches side by side on one workload. perturb_share: rounds on a shape near the training workload, where any
     config can be measured. explore: share of random decisions. updates: IQL steps per round, `fresh_share` of each batch from
-    real episodes. refit_every: rounds between refits of the cost model.
+    real episodes. refit_every: rounds between refits of the cost models.
     """
 
     measurements: int = 500
@@ -85,7 +90,6 @@ class FinetuneResult:
     """What fine-tuning came to."""
 
     policy: "Policy"
-    model: CostModel
     lines: list[Line]
     rounds: int
     measurements: int
@@ -94,20 +98,43 @@ class FinetuneResult:
 
 
 @dataclass
-class Tuner:
-    """A fine-tuning under way. `train` may be measured and learnt from, `watched` is only looked at before and after.
+class Subject:
+    """An operator that is fine-tuned on. `train` may be measured and learnt from, `watched` is only looked at before and after.
 
-    `policy`, `model` and what stands under them change from round to round; everything else is given.
+    `model` is refitted from time to time, always from `base`, the one that came.
     """
 
-    template: Template
-    policy: "Policy"
     model: CostModel
-    ledger: Ledger
-    offline: Episodes
     known: KnownGood
     train: Sequence[Workload]
     watched: Sequence[Workload]
+
+    def __post_init__(self) -> None:
+        self.base = self.model
+
+    @property
+    def template(self) -> Template:
+        """The operator's."""
+        return self.model.template
+
+    def refit(self, rows: Sequence[Measurement], device: Device) -> None:
+        """The cost model as it came learns these rows, but for those of other operators and on watched shapes."""
+        usable = [m for m in rows if m.workload.op == self.template.op and m.workload not in set(self.watched)]
+        if usable:
+            self.model = self.base.refit(schema.frame_of(usable), device)
+
+
+@dataclass
+class Tuner:
+    """A fine-tuning under way: one policy, its operators in turn, one budget.
+
+    `policy`, the subjects' models and what stands under them change from round to round; everything else is given.
+    """
+
+    policy: "Policy"
+    subjects: Sequence[Subject]
+    ledger: Ledger
+    offline: Episodes
     settings: FinetuneSettings
     seed: int
     round: int = 0
@@ -116,29 +143,37 @@ class Tuner:
     fresh: list[Episodes] = field(default_factory=list)
     prepared: "Prepared | None" = None
 
-    def __post_init__(self) -> None:
-        self.base = self.model
-
     def tabled(self) -> list[Workload]:
-        """The workloads of the table, watched ones first: four measurements each, at most half the budget."""
-        return [*self.watched, *self.train][: max(1, self.settings.measurements // 8)]
+        """The workloads of the table, an operator's watched ones first: four measurements each, at most half the budget."""
+        by_operator = [[*subject.watched, *subject.train] for subject in self.subjects]
+        in_turn = [w for group in zip_longest(*by_operator) for w in group if w is not None]
+        fair = set(in_turn[: max(1, self.settings.measurements // 8)])
+        return [w for workloads in by_operator for w in workloads if w in fair]
+
+    def subject(self, workload: Workload) -> Subject:
+        """The operator of a workload."""
+        return next(subject for subject in self.subjects if subject.template.op == workload.op)
 
     def pick(self, workload: Workload) -> dict[str, int]:
         """The policy's config for a workload with nothing measured there."""
-        strategy = PolicyStrategy(self.policy, self.model, self.known, self.settings.propose)
+        subject = self.subject(workload)
+        strategy = PolicyStrategy(self.policy, subject.model, subject.known, self.settings.propose)
         return strategy.propose(self.task(workload), [], 1, np.random.default_rng([self.seed, 7]))[0]
 
     def task(self, workload: Workload) -> Task:
         """The workload as strategies see it."""
         pool = MeasuredWorld(self.ledger, workload).pool
-        return Task(self.template, workload, self.ledger.device, None if pool is None else tuple(pool))
+        template = self.subject(workload).template
+        return Task(template, workload, self.ledger.device, None if pool is None else tuple(pool))
 
     def times_us(self, asked: Sequence[tuple[Workload, Config, Origin]]) -> list[float | None]:
         """Measured times, all asked for at once so that they compile side by side.
 
         None for a failure, and where a closed world lacks that very config.
         """
-        candidates = [Candidate(w, space.canonical_config(self.template, config), origin) for w, config, origin in asked]
+        candidates = [
+            Candidate(w, space.canonical_config(self.subject(w).template, config), origin) for w, config, origin in asked
+        ]
         pools = {w: self.task(w).pool for w, _, _ in asked}
         there = [c for c in candidates if (pool := pools[c.workload]) is None or c.config in pool]
         times = iter([m.time_us for m in self.ledger.measure(there)])
@@ -151,20 +186,21 @@ class Tuner:
     def play(self) -> int:
         """One round: searches on one workload, IQL steps, now and then a refit. Number of searches, 0 for no budget."""
         settings, rng = self.settings, np.random.default_rng([self.seed, 11, self.round])
-        workload = self._workload(rng)
+        subject = self.subjects[self.round % len(self.subjects)]
+        workload = self._workload(subject, rng)
         task = self.task(workload)
         starts = self._starts(task, rng)
-        if self.idle_rounds > 2 * len(self.train):
+        if self.idle_rounds > 2 * sum(len(s.train) for s in self.subjects):
             return 0  # a closed world that has nothing new to say
         spent = len(self.ledger.spent)
         n = min(settings.episodes, (self.left() - len(starts) - 1) // settings.episode.measurements)
         if n < 1:
             return 0
-        (naive_us,) = self.times_us([(workload, self.template.naive, "naive")])
+        (naive_us,) = self.times_us([(workload, subject.template.naive, "naive")])
         world = MeasuredWorld(self.ledger, workload, None if naive_us is None else float(np.log(naive_us)))
         chosen = [starts[i % len(starts)] for i in range(n)]
-        guide = Remembered(self.model, self.template)
-        scene = Scene(self.template, workload, self.ledger.device, guide, self.policy.layout, self.policy.vocab)
+        guide = Remembered(subject.model, subject.template)
+        scene = Scene(subject.template, workload, self.ledger.device, guide, self.policy.layout, self.policy.vocab)
         search = Search(scene, world, chosen, settings.episode, settings.reward, rng)
         search.observe(np.arange(n), world.measure(chosen))
         self.fresh.append(behaviour.run(search, Acting(self.policy, settings.samples, settings.explore), rng))
@@ -175,10 +211,11 @@ class Tuner:
             self.refit(len(self.ledger.spent))
         return n
 
-    def _workload(self, rng: np.random.Generator) -> Workload:
+    def _workload(self, subject: Subject, rng: np.random.Generator) -> Workload:
         """Training workloads in a fresh random order each time round; in an open world often a shape nearby instead."""
-        order = np.random.default_rng([self.seed, 13, self.round // len(self.train)]).permutation(len(self.train))
-        workload = self.train[order[self.round % len(self.train)]]
+        turn, place = divmod(self.round // len(self.subjects), len(subject.train))
+        order = np.random.default_rng([self.seed, 13, turn]).permutation(len(subject.train))
+        workload = subject.train[order[place]]
         closed = self.ledger.known(workload) is not None
         return split.perturbed(workload, rng) if not closed and rng.random() < self.settings.perturb_share else workload
 
@@ -186,8 +223,9 @@ class Tuner:
         """The best config measured here so far, the expert's, the nearest workloads' best, and a random one."""
         timed = [m for m in self.ledger.paid() if m.workload == task.workload and m.time_us is not None]
         best = [dict(min(timed, key=lambda m: m.time_us or 0.0).config)] if timed else []
-        drawn = space.sample(self.template, task.workload, task.limits, 1, rng)
-        wanted = [dict(self.template.expert(task.workload)), *borrowed(self.known, task.workload)[:2], *drawn]
+        known = self.subject(task.workload).known
+        drawn = space.sample(task.template, task.workload, task.limits, 1, rng)
+        wanted = [dict(task.template.expert(task.workload)), *borrowed(known, task.workload)[:2], *drawn]
         return distinct([*best, *(admit(task, config) for config in wanted)])
 
     def _learn(self) -> None:
@@ -198,17 +236,16 @@ class Tuner:
         self.policy.train(self.prepared, settings.updates, self.seed, fresh=real, fresh_share=settings.fresh_share)
 
     def refit(self, rows: int) -> None:
-        """The cost model as it came learns the first `rows` measurements, but for those on watched shapes."""
+        """The cost models as they came learn the first `rows` measurements."""
         self.refitted_rows = rows
-        usable = [m for m in self.ledger.paid()[:rows] if m.workload not in set(self.watched)]
-        if usable:
-            self.model = self.base.refit(schema.frame_of(usable), self.ledger.device)
+        for subject in self.subjects:
+            subject.refit(self.ledger.paid()[:rows], self.ledger.device)
 
 
 def finetune(tuner: Tuner, folder: Path, advance: Advance = lambda n, note: None) -> FinetuneResult:
     """Play rounds until the budget is spent; the table before and after. Continues from the folder's last whole round.
 
-    Leaves policy/ and cost_model/ in the folder; every measurement is there already, in measurements/.
+    Leaves policy/ and cost_model/<op>/ in the folder; every measurement is there already, in measurements/.
     """
     settings, started = tuner.settings, time.monotonic()
     before, elapsed = resume(tuner, folder)
@@ -229,10 +266,11 @@ def finetune(tuner: Tuner, folder: Path, advance: Advance = lambda n, note: None
     lines = table_after(tuner, before)
     advance(len(tuner.ledger.spent) - spent, "")
     tuner.policy.save(folder / "policy")
-    tuner.model.save(folder / "cost_model")
+    for subject in tuner.subjects:
+        subject.model.save(folder / "cost_model" / subject.template.op)
     statuses = Counter(str(m.status) for m in tuner.ledger.paid())
     seconds = elapsed + time.monotonic() - started
-    return FinetuneResult(tuner.policy, tuner.model, lines, tuner.round, len(tuner.ledger.spent), seconds, dict(statuses))
+    return FinetuneResult(tuner.policy, lines, tuner.round, len(tuner.ledger.spent), seconds, dict(statuses))
 
 
 Before = dict[str, list[float | None]]
@@ -242,8 +280,8 @@ Before = dict[str, list[float | None]]
 def table_before(tuner: Tuner, advance: Advance) -> Before:
     """Measure naive, expert and the pick of the policy as it came."""
     workloads, spent = tuner.tabled(), len(tuner.ledger.spent)
-    naive = tuner.times_us([(w, tuner.template.naive, "naive") for w in workloads])
-    expert = tuner.times_us([(w, tuner.template.expert(w), "expert") for w in workloads])
+    naive = tuner.times_us([(w, tuner.subject(w).template.naive, "naive") for w in workloads])
+    expert = tuner.times_us([(w, tuner.subject(w).template.expert(w), "expert") for w in workloads])
     picked = tuner.times_us([(w, tuner.pick(w), "policy") for w in workloads])
     advance(len(tuner.ledger.spent) - spent, "before")
     return {str(w): list(times) for w, *times in zip(workloads, naive, expert, picked, strict=True)}

@@ -101,7 +101,7 @@ class Plan:
 def chosen(template: Template, settings: CollectSettings) -> list[Workload]:
     """The workloads to collect on; InputError for an unknown split, operator or shape."""
     if settings.workloads:
-        return [template.check_workload(Workload.parse(text)) for text in settings.workloads]
+        return split.named(template.op, settings.workloads, "collect.workloads")
     lists = split.workloads(template.op)
     for name in settings.splits:
         if name not in lists:

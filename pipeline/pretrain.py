@@ -1,13 +1,13 @@
-"""Pretrain the policy against the cost model: `make pretrain`, or `python -m pipeline.pretrain pretrain.iql.steps=8000`.
+"""Pretrain the policy against cost models: `make pretrain`, or `python -m pipeline.pretrain pretrain.iql.steps=8000`.
 
-Needs a cost model (`make fit`). Measures nothing: the worlds are simulated.
+One policy for all operators of the run, each with its cost model (`make fit`). Measures nothing: the worlds are simulated.
 """
 
 import numpy as np
 
 from cost_model.model import CostModel
 from pipeline import config, worlds
-from pipeline.pretraining import pretrain
+from pipeline.pretraining import Lesson, pretrain
 from pipeline.runs import Run, stage
 from pipeline.tables import table
 from pipeline.training_rows import training_rows
@@ -17,13 +17,18 @@ from templates.template import load_template
 @stage("pretrain")
 def main(settings: config.Settings, run: Run) -> None:
     """Simulate episodes, learn from them, say what a search gains."""
-    template, recorded = load_template(settings.op.name), config.path(settings.recorded_dir)
+    recorded = config.path(settings.recorded_dir)
+    roots = [recorded, config.path(settings.data_dir)]
     device = worlds.recorded_device(recorded, settings.gpu)
-    frame = training_rows(template, device, settings.gpu.recorded, [recorded, config.path(settings.data_dir)])
-    model = CostModel.load(run.need("fit") / "cost_model")
-    result = pretrain(frame, model, device, settings.pretrain, settings.seed, run.folder)
-    rows = [[name, f"{gain:.3f}", f"{np.exp(gain):.2f}x"] for name, gain in result.gains.items()]
-    print(table(["a search in a fresh simulated world", "gain, log time", "faster than its start"], rows))
+    lessons = []
+    for op in run.operators():
+        with run.leaving_out(op):
+            frame = training_rows(load_template(op), device, settings.gpu.recorded, roots)
+            lessons.append(Lesson(CostModel.load(run.need("fit", op) / "cost_model"), frame))
+    result = pretrain(lessons, device, settings.pretrain, settings.seed, run.folder)
+    names = list(next(iter(result.gains.values())))
+    rows = [[op, *(f"{gains[name]:.3f} ({np.exp(gains[name]):.2f} x)" for name in names)] for op, gains in result.gains.items()]
+    print(table(["gain of a search in a fresh simulated world, log time", *names], rows))
     run.write_summary(
         {
             "source": "cost_model",
@@ -34,7 +39,7 @@ def main(settings: config.Settings, run: Run) -> None:
             "losses": result.losses,
             "gains": result.gains,
             "seconds": result.seconds,
-            "workloads": sorted(frame["workload"].unique()),
+            "workloads": [str(workload) for lesson in lessons for workload in lesson.workloads],
         }
     )
     print(f"policy: {run.folder / 'policy'}")

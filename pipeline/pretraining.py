@@ -43,9 +43,10 @@ Show = Callable[[int, str], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """searches: simulated worlds, each a synthetic workload with `episodes` searches in lockstep. *_share: of the worlds, how
-    many are explored blindly and how many by walking to a good config of that world; the rest is noisy-greedy. bank: random
-    configs that searches start from, few enough to parse. use_source: AST counts in the state. chunk: searches per file.
+    """searches: simulated worlds per operator, each a synthetic workload with `episodes` searches in lockstep. *_share: of the
+    worlds, how many are explored blindly and how many by walking to a good config of that world; the rest is noisy-greedy.
+    bank: random configs that searches start from, few enough to parse. use_source: AST counts in the state. chunk: worlds
+    per file.
     """
 
     searches: int = 128
@@ -67,18 +68,35 @@ class PretrainSettings:
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """`gains`: what a search gains in log time in fresh simulated worlds, by behaviour."""
+    """`gains`: what a search gains in log time in fresh simulated worlds, by operator and behaviour."""
 
     policy: "Policy"
     episodes: Episodes
     losses: "Losses"
-    gains: dict[str, float]
+    gains: dict[str, dict[str, float]]
     seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """One operator to be taught: its cost model, and measured rows of its training workloads (known-good configs, shapes)."""
+
+    model: CostModel
+    frame: pd.DataFrame
+
+    @cached_property
+    def workloads(self) -> list[Workload]:
+        """The training workloads; InputError where the rows are of workloads that are for evaluation."""
+        found = sorted({Workload.parse(text) for text in self.frame["workload"].unique()})
+        for workload in found:
+            if split.split_of(workload) in ("validation", "test"):
+                raise InputError(f"pretrain was given rows of {workload}, which is for evaluation: pass training rows only")
+        return found
+
+
+@dataclass(frozen=True)
 class Simulator:
-    """Everything a simulated search needs but its number."""
+    """Everything a simulated search of one operator needs but its number."""
 
     template: Template
     model: CostModel
@@ -87,6 +105,13 @@ class Simulator:
     train: Sequence[Workload]
     settings: PretrainSettings
     seed: int
+
+    @staticmethod
+    def of(lesson: Lesson, device: Device, settings: PretrainSettings, seed: int) -> "Simulator":
+        """The simulator of a lesson."""
+        template = lesson.model.template
+        known = known_good(lesson.frame, template, top=8)
+        return Simulator(template, lesson.model, device, known, lesson.workloads, settings, seed)
 
     @cached_property
     def bank(self) -> list[dict[str, int]]:
@@ -160,37 +185,40 @@ def legal_here(template: Template, configs: list[dict[str, int]], workload: Work
 def synthetic(template: Template, train: Sequence[Workload], rng: np.random.Generator) -> Workload:
     """A workload like the training ones, never one that is evaluated on and never larger than they are in any dimension.
 
-    A training workload itself, one nearby, or one whose extents lie between those of two of them, rounded to some power of two.
+    A training workload itself, one nearby, or one whose extents lie between those of two of them, rounded to some power of two;
+    extents that the template fixes are the first one's.
     """
     one, other = train[int(rng.integers(len(train)))], train[int(rng.integers(len(train)))]
     kind = rng.random()
     if kind < 0.5:
         return one if kind < 0.25 else split.perturbed(one, rng)
     for _ in range(100):
-        extents = {}
-        for name, extent in one.dims:
-            between = np.exp(rng.uniform(*sorted((np.log(extent), np.log(other[name])))))
+        between = 2 ** rng.uniform(*np.sort([template.log_extents(one), template.log_extents(other)], axis=0))
+        dims = []
+        for (name, extent), wanted in zip(one.dims, between.tolist(), strict=True):
             step = int(2 ** rng.integers(0, 8))
             largest = max(workload[name] for workload in train)
-            extents[name] = min(largest, max(1, round(float(between) / step) * step))
-        found: Workload = template.workload(one.dtype, **extents)
-        if split.split_of(found) in ("train", "unlisted"):
+            dims.append((name, extent if name in template.fixed else min(largest, max(1, round(wanted / step) * step))))
+        found = Workload(one.op, one.dtype, tuple(dims))
+        if not template.flaw(found) and split.split_of(found) in ("train", "unlisted"):
             return found
     return one
 
 
-def simulate(simulator: Simulator, folder: Path, advance: Advance = lambda n, note: None) -> Episodes:
-    """Episodes of all worlds, kept in chunks under the folder; chunks that are there already are not made again."""
+def simulate(simulators: Sequence[Simulator], folder: Path, advance: Advance = lambda n, note: None) -> Episodes:
+    """Episodes of all worlds, operators in turn, kept in chunks under the folder; chunks that are there are not made again."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings, chunks = simulator.settings, []
-    for first in range(0, settings.searches, settings.chunk):
+    settings, chunks = simulators[0].settings, []
+    worlds = settings.searches * len(simulators)
+    for first in range(0, worlds, settings.chunk):
         path = folder / f"chunk-{first:05d}.npz"
-        numbers = range(first, min(first + settings.chunk, settings.searches))
+        numbers = range(first, min(first + settings.chunk, worlds))
         if not path.exists():
             parts = []
             for number in numbers:
+                simulator = simulators[number % len(simulators)]
                 parts.append(simulator.episodes(number))
-                advance(1, "")
+                advance(1, simulator.template.op)
             concatenate(parts).save(path)
         else:
             advance(len(numbers), "")
@@ -242,37 +270,34 @@ def gains_of(simulator: Simulator, behaviours: dict[str, Behaviour], searches: i
 
 
 def pretrain(
-    frame: pd.DataFrame,
-    model: CostModel,
+    lessons: Sequence[Lesson],
     device: Device,
     settings: PretrainSettings,
     seed: int,
     folder: Path,
     show: Show = progress,
 ) -> PretrainResult:
-    """Simulate, learn, look at what was learnt. `frame`: measured rows of training workloads only (known-good configs, shapes).
+    """Simulate, learn, look at what was learnt: one policy for the operators of all lessons.
 
     Continues what an interrupted call left in the folder, to the same result. InputError for rows of evaluation workloads.
     """
     from pipeline.policy.iql import Policy
 
-    template = model.template
-    train = sorted({Workload.parse(text) for text in frame["workload"].unique()})
-    for workload in train:
-        if split.split_of(workload) in ("validation", "test"):
-            raise InputError(f"pretrain was given rows of {workload}, which is for evaluation: pass training rows only")
-    simulator = Simulator(template, model, device, known_good(frame, template, top=8), train, settings, seed)
+    if not lessons:
+        raise InputError("pretrain: no operator to learn; run `make fit` for one")
+    simulators = [Simulator.of(lesson, device, settings, seed) for lesson in lessons]
     started = time.monotonic()
-    with show(settings.searches, "simulating") as bar:
-        episodes = simulate(simulator, folder / "episodes", bar.advance)
+    with show(settings.searches * len(simulators), "simulating") as bar:
+        episodes = simulate(simulators, folder / "episodes", bar.advance)
     simulated = time.monotonic()
     if (folder / "policy" / "policy.json").exists():
         policy = Policy.load(folder / "policy")
     else:
-        taught = [str(workload) for workload in train]
-        policy = Policy.create(simulator.layout, action.vocabulary(), settings.iql, episodes.states, seed, taught)
+        taught = [str(workload) for lesson in lessons for workload in lesson.workloads]
+        policy = Policy.create(simulators[0].layout, action.vocabulary(), settings.iql, episodes.states, seed, taught)
     with show(settings.iql.steps, "learning") as bar:
         losses = learn(policy, episodes, settings, seed, folder, bar.advance)
     seconds = {"simulating": simulated - started, "learning": time.monotonic() - simulated}
-    gains = gains_of(simulator, {"random": Blind(), "greedy": NoisyGreedy(noise=0.02), "policy": Acting(policy, samples=4)})
+    behaviours: dict[str, Behaviour] = {"random": Blind(), "greedy": NoisyGreedy(noise=0.02), "policy": Acting(policy, samples=4)}
+    gains = {simulator.template.op: gains_of(simulator, behaviours) for simulator in simulators}
     return PretrainResult(policy, episodes, losses, gains, seconds)

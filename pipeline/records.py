@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -103,6 +103,18 @@ def write_seed_records(picks: Iterable[Pick], yardsticks: dict[Workload, Yardsti
         del record["seeds"], record["spread"]
         rows.append({**record, "seed": pick.seed, "config": pick.config, "status": pick.status})
     pd.DataFrame(rows).to_parquet(path, index=False)
+
+
+def read_seed_records(path: Path) -> list[Pick]:
+    """The picks of what `write_seed_records` wrote."""
+    rows = pd.read_parquet(path).to_dict("records")
+    return [
+        Pick(
+            Workload.parse(row["workload"]), row["method"], int(row["seed"]), int(row["measurements"]), row["config"],
+            None if row["time_us"] is None or isnan(row["time_us"]) else float(row["time_us"]), row["status"],
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def fractions_by_seed(

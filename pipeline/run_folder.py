@@ -99,8 +99,9 @@ def point(link: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Everything to log.txt; our own decisions, and others' warnings, also to stderr."""
+    """Everything to log.txt; our own decisions, and others' warnings, also to stderr: once, where a run holds others."""
     root = logging.getLogger()
+    inner = any(_for_people in handler.filters for handler in root.handlers)
     file = logging.FileHandler(folder / "log.txt")
     file.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk is told once, by the stage
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
@@ -111,11 +112,12 @@ def logged(folder: Path) -> Iterator[None]:
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
     root.addHandler(file)
-    root.addHandler(console)
+    if not inner:
+        root.addHandler(console)
     try:
         yield
     finally:
-        logging.captureWarnings(False)
+        logging.captureWarnings(inner)
         root.setLevel(level)
         for handler in (file, console):
             root.removeHandler(handler)

@@ -9,6 +9,9 @@
 Folder: `<outputs_dir>/<stage>/<time>/` with config.yaml, versions.json, log.txt, state.json, summary.json and whatever the stage
 leaves there. A run that did not end (killed, Ctrl-C, full disk) is continued in its folder by the same command; `latest` points
 at the last run that ended well, and never at half a run; `latest-<op>` at the last one on an operator: the next stage's input.
+
+With op=all a stage that makes one thing of all operators (pretrain, finetune) runs once. One that works on each by itself
+(`each`) has a run per operator, and then a last one, in which `overall` says what they come to together.
 """
 
 import argparse
@@ -20,7 +23,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +34,8 @@ from pipeline.measure.build import find_compiler
 from pipeline.progress import progress
 from pipeline.run_folder import OWN_FILES, TRACEBACK, find_or_make, logged, point, read_json, terminate_as_interrupt, write_json
 from pipeline.versions import ROOT, versions
-from templates.errors import InputError
+from templates.errors import InputError, NothingToDo
+from templates.template import ALL, operators
 
 if TYPE_CHECKING:
     from pipeline.config import Settings
@@ -50,13 +54,16 @@ NOT_OURS = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a stage. `resumed`: the folder holds what an earlier, unfinished run with the same settings left."""
+    """One run of a stage. `resumed`: the folder holds what an earlier, unfinished run with the same settings left. `covered`:
+    the operators that it is a run on, of those that the settings name.
+    """
 
     stage: str
     folder: Path
     settings: "Settings"
     outputs: Path
     resumed: bool = False
+    covered: list[str] = field(default_factory=list)
 
     @property
     def log(self) -> logging.Logger:
@@ -73,20 +80,37 @@ class Run:
         write_json(target, summary)
         return target
 
-    def latest(self, stage: str) -> Path | None:
-        """Folder of the last complete run of another stage on the same operator."""
-        return latest(stage, self.outputs, self.settings.op.name)
+    def operators(self) -> list[str]:
+        """The operators that the settings name."""
+        return operators() if self.settings.op.name == ALL else [self.settings.op.name]
 
-    def need(self, stage: str) -> Path:
+    @contextlib.contextmanager
+    def leaving_out(self, op: str) -> Iterator[None]:
+        """Whatever gathers an operator's timings: where there are none, a run over all operators goes on without it."""
+        try:
+            yield
+        except NothingToDo as error:
+            if self.settings.op.name != ALL:
+                raise
+            self.log.info("leaves %s out: %s", op, error)
+        else:
+            self.covered.append(op)
+
+    def latest(self, stage: str, op: str | None = None) -> Path | None:
+        """Folder of the last complete run of another stage on the same operator, or on the one named."""
+        return latest(stage, self.outputs, op or self.settings.op.name)
+
+    def need(self, stage: str, op: str | None = None) -> Path:
         """The same; InputError when there is none."""
-        found = self.latest(stage)
+        op = op or self.settings.op.name
+        found = self.latest(stage, op)
         if found is None:
-            op = self.settings.op.name
             raise InputError(
                 f"{self.stage} needs a complete {stage} run on {op} under {self.outputs}: run `make {stage} ARGS=op={op}` first"
             )
         self.log.info("uses the %s run %s", stage, found)
-        self.stands_on(**{stage: found.name})
+        several = self.settings.op.name != op
+        self.stands_on(**{f"{stage} of {op}" if several else stage: found.name})
         return found
 
     def stands_on(self, **facts: str) -> None:
@@ -108,19 +132,31 @@ def latest(stage: str, outputs: Path = OUTPUTS, op: str | None = None) -> Path |
     return link.resolve() if link.exists() else None
 
 
+Work = Callable[["Settings", Run], Any]
+Overall = Callable[["Settings", Run, Mapping[str, Path]], Any]
+"""Says in a run of its own what the runs on single operators, by operator, come to."""
+
+
+def list_runs(settings: "Settings", run: Run, folders: Mapping[str, Path]) -> None:
+    """What a run over all operators leaves where there is no more to say: which runs it consists of."""
+    run.write_summary({"runs": {op: folder.name for op, folder in folders.items()}})
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage's function with the front door round it. Calling it reads sys.argv and exits; `run` is for tests."""
 
     name: str
-    work: Callable[["Settings", Run], Any]
+    work: Work
+    each: bool = False
+    overall: Overall = list_runs
 
     def __call__(self) -> NoReturn:
         sys.exit(self.run(sys.argv[1:]))
 
     def run(self, argv: Sequence[str]) -> int:
         """Exit status: 0 done, 1 a fault of this program, 2 bad input or a full disk, 130 interrupted."""
-        folder: Path | None = None
+        begun: list[Path] = []
         try:
             from pipeline import config  # here, so that rooms may import this module before all their settings exist
 
@@ -130,25 +166,50 @@ class Stage:
                 print(config.describe(cfg) if options.help else OmegaConf.to_yaml(cfg))
                 return 0
             with opened(self.name, config.load(cfg), OmegaConf.to_yaml(cfg, resolve=True)) as run:
-                folder = run.folder
-                self.work(run.settings, run)
+                begun.append(run.folder)
+                if self.each and run.settings.op.name == ALL:
+                    self.overall(run.settings, run, self._each(run, overrides))
+                else:
+                    self.work(run.settings, run)
             return 0
         except InputError as error:
             return _say(self.name, str(error), 2)
         except KeyboardInterrupt:
-            return _say(self.name, f"interrupted; the same command continues in {folder}" if folder else "interrupted", 130)
+            return _say(self.name, f"interrupted; the same command continues in {begun[0]}" if begun else "interrupted", 130)
         except OSError as error:
             reason = not_ours(error)
             if reason is None:
-                return _fault(self.name, error, folder)
-            return _say(self.name, f"{reason} ({error.filename or folder or 'outputs'}); the same command continues", 2)
+                return _fault(self.name, error, begun)
+            where = error.filename or (begun[0] if begun else "outputs")
+            return _say(self.name, f"{reason} ({where}); the same command continues", 2)
         except Exception as error:
-            return _fault(self.name, error, folder)
+            return _fault(self.name, error, begun)
+
+    def _each(self, run: Run, overrides: Sequence[str]) -> dict[str, Path]:
+        """A run on every operator that has timings, inside `run`; an interrupted one goes on with those that are left."""
+        from pipeline import config
+
+        path = run.folder / "runs.json"
+        done = read_json(path) if path.exists() else {}
+        for op in operators():
+            if op in done:
+                continue
+            cfg = config.compose_config([*(text for text in overrides if not text.startswith("op=")), f"op={op}"])
+            try:
+                with opened(self.name, config.load(cfg), OmegaConf.to_yaml(cfg, resolve=True)) as part:
+                    self.work(part.settings, part)
+            except NothingToDo as error:
+                run.log.info("leaves %s out: %s", op, error)
+                continue
+            write_json(path, done := {**done, op: part.folder.name})
+        if not done:
+            raise InputError("there are no timings of any operator: run `make collect` on a GPU")
+        return {op: run.folder.parent / name for op, name in done.items()}
 
 
-def stage(name: str) -> Callable[[Callable[["Settings", Run], Any]], Stage]:
+def stage(name: str, each: bool = False, overall: Overall = list_runs) -> Callable[[Work], Stage]:
     """Make `main(settings, run)` a stage."""
-    return lambda work: Stage(name, work)
+    return lambda work: Stage(name, work, each, overall)
 
 
 def not_ours(error: OSError) -> str | None:
@@ -170,10 +231,10 @@ def _say(name: str, line: str, status: int) -> int:
     return status
 
 
-def _fault(name: str, error: BaseException, folder: Path | None) -> int:
-    if folder is None:
+def _fault(name: str, error: BaseException, begun: Sequence[Path]) -> int:
+    if not begun:
         raise error
-    return _say(name, f"fault: {type(error).__name__}: {error}; the traceback is in {folder / 'log.txt'}", 1)
+    return _say(name, f"fault: {type(error).__name__}: {error}; the traceback is in {begun[0] / 'log.txt'}", 1)
 
 
 @contextlib.contextmanager
@@ -196,7 +257,8 @@ def opened(name: str, settings: "Settings", config: str) -> Iterator[Run]:
             if not (folder / "summary.json").exists():
                 run.write_summary({})
             write_json(folder / "state.json", {"state": "complete"})
-            point(outputs / name / f"latest-{settings.op.name}", folder)
+            for op in {settings.op.name, *run.covered}:
+                point(outputs / name / f"latest-{op}", folder)
             point(outputs / name / "latest", folder)
         except BaseException as error:
             _note_end(run, error)

@@ -1,6 +1,6 @@
 """Plain-text tables of an evaluation: methods by number of measurements, workloads in microseconds, wins and losses."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,20 @@ def _cell(cell: Cell | None) -> str:
     if cell is None:
         return "-"
     return f"{cell.mean:.3f} [{cell.low:.3f} {cell.high:.3f}] {cell.worst:.3f}"
+
+
+def operators_table(by_operator: Mapping[str, Sequence[Cell]], methods: Sequence[str]) -> str:
+    """Operators down, some methods by measurements across: mean / worst."""
+    ks = sorted({cell.measurements for cells in by_operator.values() for cell in cells})
+    rows = []
+    for op, cells in by_operator.items():
+        found = {(cell.method, cell.measurements): cell for cell in cells}
+        rows.append([op, *(_brief(found.get((method, k))) for k in ks for method in methods)])
+    return table(["mean / worst fraction of best known", *(f"{method} k = {k}" for k in ks for method in methods)], rows)
+
+
+def _brief(cell: Cell | None) -> str:
+    return "-" if cell is None else f"{cell.mean:.3f} / {cell.worst:.3f}"
 
 
 @dataclass(frozen=True)

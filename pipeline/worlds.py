@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from datasets import store
 from datasets.device import Device
 from pipeline.measure.measurer import Measurer
 from pipeline.measure.settings import FarmSettings
-from templates.errors import InputError
+from templates.errors import InputError, NothingToDo
 from templates.template import load_template
 
 log = logging.getLogger("gpu")
@@ -61,21 +62,29 @@ def recorded_device(root: Path, gpu: GpuSettings) -> Device:
 
 
 def recorded_rows(root: Path, device: Device, op: str) -> pd.DataFrame:
-    """The recorded rows of one operator's present template; InputError when there are none."""
+    """The recorded rows of one operator's present template; NothingToDo when there are none."""
+    if not store.files(root, op, device.key):
+        raise NothingToDo(f"{root}: no timings of {op} on {device.name}; run `make collect` on that GPU")
     frame = store.load(root, op=op, gpu=device.key)
     frame = frame[(frame["template_version"] == load_template(op).version) | (frame["origin"] == "vendor")]
     if frame.empty:
-        raise InputError(f"{root}: no timings of the present {op} template on {device.name}; run `make collect` on that GPU")
+        raise NothingToDo(f"{root}: no timings of the present {op} template on {device.name}; run `make collect` on that GPU")
     return frame
 
 
-def open_measurer(gpu: GpuSettings, farm: FarmSettings, recorded: Path, op: str, log_dir: Path | None = None) -> Measurer:
-    """The measurer the settings ask for; the caller closes it. InputError where it cannot be had."""
+def open_measurer(
+    gpu: GpuSettings, farm: FarmSettings, recorded: Path, ops: Sequence[str], log_dir: Path | None = None
+) -> Measurer:
+    """The measurer the settings ask for; the caller closes it. InputError where it cannot be had.
+
+    A replay knows those of the operators that are recorded; NothingToDo where none is.
+    """
     if replays(gpu, farm):
         from pipeline.measure.replay import Replay
 
         device = recorded_device(recorded, gpu)
-        frame = recorded_rows(recorded, device, op)
+        present = [op for op in ops if store.files(recorded, op, device.key)] or list(ops)
+        frame = pd.concat([recorded_rows(recorded, device, op) for op in present], ignore_index=True)
         why = "" if gpu.mode == "replay" else " (no GPU here)"
         log.info("replays %d recorded timings of %s%s: nothing is measured", len(frame), device.name, why)
         return Replay(frame, device)

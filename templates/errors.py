@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     Stages print it and exit with status 2; anything else that escapes is a fault of this program.
     """
+
+
+class NothingToDo(InputError):
+    """An operator has no timings to work with, or nothing of it is asked for: a run over all operators leaves it out."""

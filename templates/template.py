@@ -20,6 +20,8 @@ from templates.knob import Columns, Config, Knob
 from templates.workload import LARGEST, Workload
 
 ROOT = Path(__file__).parent
+ALL = "all"
+"""Stands for every operator where one can be named: no folder has this name."""
 ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
 
 
@@ -156,6 +158,10 @@ class Template:
     def range_of(self, dim: str) -> tuple[int, int]:
         """Least and largest extent of a dim."""
         return self.ranges.get(dim, (1, LARGEST))
+
+    def log_extents(self, workload: Workload) -> np.ndarray:
+        """log2 of each extent, of 1 more where it may be 0: what distances between shapes and interpolations go by."""
+        return np.log2([extent + (self.range_of(name)[0] == 0) for name, extent in workload.dims])
 
     def check_workload(self, workload: Workload) -> Workload:
         """The workload itself when it belongs to this operator; InputError otherwise."""

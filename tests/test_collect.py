@@ -143,7 +143,7 @@ def test_the_last_quarter_of_cache_hits_is_what_it_says() -> None:
 def run(tmp_path: Path, *overrides: str) -> int:
     small = ["collect.random=6", "collect.guided=4", "collect.batch=4", "collect.guide.trees=10", "collect.guide.evaluations=100"]
     shapes = "collect.workloads=['matmul/f32/M=256,N=256,K=256']"
-    return collect.main.run([f"outputs_dir={tmp_path}", f"data_dir={tmp_path}/data", shapes, *small, *overrides])
+    return collect.main.run(["op=matmul", f"outputs_dir={tmp_path}", f"data_dir={tmp_path}/data", shapes, *small, *overrides])
 
 
 @pytest.fixture

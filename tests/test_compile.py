@@ -32,6 +32,7 @@ def run(tmp_path: Path, *overrides: str) -> int:
     recorded.mkdir(parents=True, exist_ok=True)
     H200.save(recorded / "device.json")
     return compile_stage.main.run([
+        "op=matmul",
         f"outputs_dir={tmp_path}/outputs", f"data_dir={tmp_path}/data", f"recorded_dir={tmp_path}/recorded",
         f"farm.build.cache_dir={tmp_path}/cache", f"collect.workloads={TEXTS}".replace(" ", ""), "collect.random=3", *overrides,
     ])  # fmt: skip

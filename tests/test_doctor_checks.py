@@ -219,7 +219,7 @@ CASES: list[tuple[str, Facts, str, str, str, str]] = [
     ("another operator's recording damaged", replace(BARE, recordings=(*BARE.recordings, Recording("nvidia-h200", "softmax",
      error="x: damaged"))), "recorded timings", "warning", "nvidia-h200/softmax", "git checkout"),
     ("nothing recorded of that GPU", part(BARE, "asked", recorded="nvidia-l4"), "recorded timings", "problem",
-     "nvidia-l4 has none of matmul; there is nvidia-h200/matmul", "make collect"),
+     "nvidia-l4 has none of any operator; there is nvidia-h200/matmul", "make collect"),
 ]  # fmt: skip
 
 

@@ -61,8 +61,8 @@ def fit(root: Path, workloads: list[Workload]) -> None:
 def run(root: Path, *more: str) -> int:
     named = ",".join(f"'{w}'" for w in TEST)
     return main.run(
-        [f"outputs_dir={root / 'outputs'}", f"recorded_dir={root / 'recorded'}", f"data_dir={root / 'data'}", "gpu=replay",
-         f"evaluate.workloads=[{named}]", "evaluate.seeds=2", "evaluate.ks=[0,1,6]", *more]
+        ["op=matmul", f"outputs_dir={root / 'outputs'}", f"recorded_dir={root / 'recorded'}", f"data_dir={root / 'data'}", 
+         "gpu=replay", f"evaluate.workloads=[{named}]", "evaluate.seeds=2", "evaluate.ks=[0,1,6]", *more]
     )  # fmt: skip
 
 

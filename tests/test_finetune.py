@@ -10,7 +10,7 @@ import pytest
 from datasets import split, store
 from datasets.device import H200
 from datasets.episodes import Episodes
-from pipeline.finetuning import FinetuneSettings, Tuner, finetune
+from pipeline.finetuning import FinetuneSettings, Subject, Tuner, finetune
 from pipeline.ledger import Ledger
 from pipeline.measure.fake import FakeMeasurer
 from pipeline.measure.measurer import Measurer
@@ -43,7 +43,8 @@ def tuner(folder: Path, measurer: Measurer | None = None, settings: FinetuneSett
     policy = Policy.create(LAYOUT, VOCAB, TINY, offline().states, 0, [str(SMALL), str(LARGE)])
     ledger = Ledger(measurer or FakeMeasurer(H200, fail_rate=0.1), folder / "measurements")
     known = known_good(frame(), TEMPLATE, top=4)
-    return Tuner(TEMPLATE, policy, model(), ledger, offline(), known, [SMALL, LARGE], WATCHED, settings, seed)
+    subject = Subject(model(), known, [SMALL, LARGE], WATCHED)
+    return Tuner(policy, [subject], ledger, offline(), settings, seed)
 
 
 def weights(folder: Path) -> bytes:

@@ -90,7 +90,7 @@ def test_stage_prints_a_table_and_leaves_a_model_and_a_summary(
     store.append(recorded, everything)
     H200.save(recorded / H200.key / "device.json")
     few = [f"cost_model.{name}={getattr(FEW, name)}" for name in ("members", "trees", "depth", "learning_rate", "threads")]
-    folders = [f"outputs_dir={tmp_path / 'outputs'}", f"data_dir={tmp_path / 'data'}", f"recorded_dir={recorded}"]
+    folders = ["op=matmul", f"outputs_dir={tmp_path / 'outputs'}", f"data_dir={tmp_path / 'data'}", f"recorded_dir={recorded}"]
     assert main.run([*few, *folders, "gpu=replay"]) == 0
     latest = tmp_path / "outputs" / "fit" / "latest"
     assert "regret at 10" in (printed := capsys.readouterr().out) and "validation" in printed
@@ -103,6 +103,6 @@ def test_stage_without_data_says_so_in_one_line(tmp_path: Path, capsys: pytest.C
     recorded = tmp_path / "recorded"
     (recorded / H200.key).mkdir(parents=True)
     H200.save(recorded / H200.key / "device.json")
-    folders = [f"outputs_dir={tmp_path / 'outputs'}", f"data_dir={tmp_path / 'data'}", f"recorded_dir={recorded}"]
+    folders = ["op=matmul", f"outputs_dir={tmp_path / 'outputs'}", f"data_dir={tmp_path / 'data'}", f"recorded_dir={recorded}"]
     assert main.run([*folders, "gpu=replay"]) == 2
     assert "make collect" in capsys.readouterr().err.splitlines()[-1]

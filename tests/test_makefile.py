@@ -26,7 +26,7 @@ def environment(tmp_path: Path) -> list[str]:
     python.parent.mkdir(parents=True)
     python.write_text(
         '#!/bin/sh\nname="${2##*.}"\necho "$*" >> "' + str(tmp_path) + '/calls"\n'
-        'mkdir -p "' + str(tmp_path) + '/outputs/$name/latest-${OP:-matmul}"\n[ "$name" != "$FAILS" ]\n'
+        'mkdir -p "' + str(tmp_path) + '/outputs/$name/latest-${OP:-all}"\n[ "$name" != "$FAILS" ]\n'
     )
     python.chmod(0o755)
     (tmp_path / "venv/.ready").touch()

@@ -12,11 +12,16 @@ import pytest
 from cost_model.model import CostModel, CostModelSettings
 from datasets import split
 from datasets.device import H200
+from datasets.measurement import Candidate
+from datasets.schema import frame_of
+from pipeline.measure.fake import FakeMeasurer
 from pipeline.policy.env import EpisodeSettings
 from pipeline.policy.iql import Policy
-from pipeline.pretraining import PretrainSettings, pretrain, synthetic
+from pipeline.pretraining import Lesson, PretrainSettings, pretrain, synthetic
 from pipeline.progress import Progress
+from templates import space
 from templates.errors import InputError
+from templates.template import load_template, operators
 from tests.policy_world import TEMPLATE, TINY, measured_frame
 
 SETTINGS = PretrainSettings(searches=4, episodes=4, bank=8, chunk=2, use_source=False, iql=TINY, episode=EpisodeSettings(steps=5))
@@ -34,7 +39,7 @@ def model() -> CostModel:
 
 
 def run(folder: Path, settings: PretrainSettings = SETTINGS, seed: int = 0):  # type: ignore[no-untyped-def]
-    return pretrain(frame(), model(), H200, settings, seed, folder)
+    return pretrain([Lesson(model(), frame())], H200, settings, seed, folder)
 
 
 def weights(folder: Path) -> bytes:
@@ -44,7 +49,8 @@ def weights(folder: Path) -> bytes:
 def test_leaves_a_policy_its_losses_and_its_episodes(tmp_path):
     result = run(tmp_path)
     assert Policy.load(tmp_path / "policy").steps == TINY.steps
-    assert set(result.gains) == {"random", "greedy", "policy"} and np.isfinite(list(result.gains.values())).all()
+    (gains,) = result.gains.values()
+    assert set(gains) == {"random", "greedy", "policy"} and np.isfinite(list(gains.values())).all()
     assert (tmp_path / "losses.csv").read_text().count("\n") == 1 + TINY.steps // TINY.checkpoint_every
     assert len(list((tmp_path / "episodes").glob("*.npz"))) == 2 and result.episodes.count == 16
 
@@ -68,7 +74,7 @@ def test_killed_run_continues_to_the_same_policy(tmp_path):
                 raise Killed
 
     with pytest.raises(Killed):
-        pretrain(frame(), model(), H200, SETTINGS, 0, tmp_path / "killed", show=Killing)
+        pretrain([Lesson(model(), frame())], H200, SETTINGS, 0, tmp_path / "killed", show=Killing)
     assert json.loads((tmp_path / "killed" / "policy" / "policy.json").read_text())["steps"] == 20
     (tmp_path / "killed" / "episodes" / "chunk-00002.npz").unlink()  # and half of the simulation was lost too
     run(tmp_path / "killed")
@@ -86,7 +92,7 @@ def test_chunks_that_exist_are_not_simulated_again(tmp_path):
 def test_rows_of_evaluation_workloads_are_refused(tmp_path):
     leaked = measured_frame(5, (split.workloads("matmul")["test"][0],))
     with pytest.raises(InputError, match="for evaluation"):
-        pretrain(leaked, model(), H200, SETTINGS, 0, tmp_path)
+        pretrain([Lesson(model(), leaked)], H200, SETTINGS, 0, tmp_path)
 
 
 def test_synthetic_workloads_are_never_evaluated_on_nor_larger_than_the_training_set():
@@ -96,6 +102,31 @@ def test_synthetic_workloads_are_never_evaluated_on_nor_larger_than_the_training
     assert len(set(made)) > 200
     largest = max(extent for workload in lists["train"] for _, extent in workload.dims)
     assert max(extent for workload in made for _, extent in workload.dims) <= largest + 16  # a perturbation
+
+
+@pytest.mark.parametrize("op", operators())
+@pytest.mark.filterwarnings("error")
+def test_synthetic_workloads_of_every_operator_are_workloads_of_it(op):
+    template, train = load_template(op), split.workloads(op)["train"]
+    rng = np.random.default_rng(0)
+    made = {template.check_workload(synthetic(template, train, rng)) for _ in range(100)}
+    assert len(made - set(train)) > 30
+
+
+def test_several_operators_are_taught_in_one_policy(tmp_path):
+    softmax = load_template("softmax")
+    known = FakeMeasurer(H200)
+    rows = []
+    for workload in split.workloads("softmax")["train"][:2]:
+        drawn = space.sample(softmax, workload, H200.limits, 30, np.random.default_rng(0))
+        rows += list(known.measure([Candidate(workload, config, "random") for config in [dict(softmax.naive), *drawn]]))
+    lesson = Lesson(CostModel.fit(frame_of(rows), H200, TREES), frame_of(rows))
+    result = pretrain([Lesson(model(), frame()), lesson], H200, SETTINGS, 0, tmp_path)
+    assert set(result.gains) == {"matmul", "softmax"}
+    assert {text.split("/")[0] for text in result.policy.workloads} == {"matmul", "softmax"}
+    columns = [result.policy.layout.places[f"op_{op}"] for op in ("matmul", "softmax")]
+    assert (result.episodes.states[:, columns].sum(axis=1) == 1).all() and result.episodes.states[:, columns].any(axis=0).all()
+    assert len(set(result.episodes.operator)) == 2
 
 
 def test_source_counts_can_be_in_the_state(tmp_path):

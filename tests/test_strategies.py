@@ -111,7 +111,7 @@ def test_an_empty_pool_says_to_collect() -> None:
 def test_nearest_copies_the_nearest_shape_first() -> None:
     near = nearest_first(KNOWN, LARGE)
     assert near[0].workload == TRAIN[1]
-    assert shape_distance(LARGE, TRAIN[1]) == pytest.approx(np.sqrt(3) * np.log(2))
+    assert shape_distance(LARGE, TRAIN[1]) == pytest.approx(np.sqrt(3))
     order = borrowed(KNOWN, LARGE)
     assert order[0] == near[0].configs[0]
     assert order.index(near[0].configs[1]) < order.index(near[1].configs[1])
@@ -207,3 +207,11 @@ def test_unadapted_follows_the_ranking_it_made_before_the_first_measurement() ->
     first = strategy.propose(here, [], 2, RNG)
     history = list(ToyWorld().measure([_candidate(config) for config in first]))
     assert first + strategy.propose(here, history, 4, RNG) == list(POOL[:6])
+
+
+def test_distance_holds_for_extents_of_nothing_and_between_dtypes():
+    causal, not_causal = (Workload.parse(f"attention/f32/B=1,H=2,KV=2,Q=8,K=8,D=64,causal={c}") for c in (1, 0))
+    assert shape_distance(causal, not_causal) == 1.0 and shape_distance(not_causal, not_causal) == 0.0
+    here, same_size, twice = (Workload.parse(f"softmax/{dtype}/M=64,N=64") for dtype in ("f16", "bf16", "f32"))
+    assert 0 < shape_distance(here, same_size) < 1 < shape_distance(here, twice) < float("inf")
+    assert shape_distance(here, LARGE) == float("inf")

@@ -15,7 +15,7 @@ class Asked:
 
     gpu: str = "auto"
     recorded: str = "nvidia-h200"
-    op: str = "matmul"
+    op: str = "all"
     gpus: tuple[int, ...] = ()
     jobs: int = 4
     slow_compile_s: float = 3.0

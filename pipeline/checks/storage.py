@@ -94,11 +94,12 @@ def recording(facts: Facts) -> Finding:
     """Whether the recorded timings can be replayed; without a GPU every stage stands on them."""
     name, asked = "recorded timings", facts.asked
     cure = "git checkout datasets/recorded brings them back; make collect on a GPU makes new ones"
-    mine = next((r for r in facts.recordings if (r.gpu, r.op) == (asked.recorded, asked.op)), None)
+    mine = next((r for r in facts.recordings if r.gpu == asked.recorded and asked.op in (r.op, "all")), None)
     gravity: Verdict = "problem" if no_gpu(facts) else "warning"
     if mine is None:
         known = ", ".join(f"{r.gpu}/{r.op}" for r in facts.recordings) or "nothing"
-        return Finding(name, gravity, f"{asked.recorded} has none of {asked.op}; there is {known}", cure)
+        wanted = "any operator" if asked.op == "all" else asked.op
+        return Finding(name, gravity, f"{asked.recorded} has none of {wanted}; there is {known}", cure)
     if mine.error:
         return Finding(name, gravity, mine.error, cure)
     if broken := [r for r in facts.recordings if r.error]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from templates.errors import InputError
 from templates.knob import parse_config
-from templates.template import Template
+from templates.template import ELEMENT_BYTES, Template, load_template
 from templates.workload import Workload
 
 
@@ -22,6 +22,9 @@ class Known:
 
 
 KnownGood = tuple[Known, ...]
+
+OTHER_DTYPE = 0.25
+"""Distance between two dtypes of one size, in octaves of a shape."""
 
 
 def known_good(frame: pd.DataFrame, template: Template, top: int = 32) -> KnownGood:
@@ -45,10 +48,15 @@ def _known(text: str, group: pd.DataFrame, template: Template, top: int) -> Know
 
 
 def shape_distance(one: Workload, other: Workload) -> float:
-    """Euclidean distance of the logarithms of the extents; infinite between operators or dtypes."""
-    if (one.op, one.dtype) != (other.op, other.dtype):
+    """Euclidean distance of the extents' binary logarithms; between dtypes a bit more, and 1 for every factor 2 in their size.
+
+    Infinite between operators.
+    """
+    if one.op != other.op:
         return float("inf")
-    return float(np.linalg.norm([np.log(one[name] / other[name]) for name, _ in one.dims]))
+    template = load_template(one.op)
+    size = abs(np.log2(ELEMENT_BYTES[one.dtype] / ELEMENT_BYTES[other.dtype])) + OTHER_DTYPE * (one.dtype != other.dtype)
+    return float(np.linalg.norm(template.log_extents(one) - template.log_extents(other)) + size)
 
 
 def nearest_first(known: KnownGood, workload: Workload) -> list[Known]:
