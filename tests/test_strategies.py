@@ -16,6 +16,7 @@ from pipeline.strategy import Strategy
 from templates import space
 from templates.errors import InputError
 from templates.knob import config_text
+from templates.workload import Workload
 
 KNOWN = known_good(training_frame(), TEMPLATE)
 QUICK = SearchSettings(random_starts=60, borrowed_starts=6, local_starts=4, local_evaluations=100)
