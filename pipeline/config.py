@@ -23,6 +23,7 @@ from pipeline.finetuning import FinetuneSettings
 from pipeline.measure.settings import FarmSettings
 from pipeline.plan import CollectSettings
 from pipeline.pretraining import PretrainSettings
+from pipeline.reporting.settings import ReportSettings
 from pipeline.worlds import GpuSettings
 from templates.errors import InputError
 from templates.template import ALL
@@ -69,6 +70,7 @@ class Settings:
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
