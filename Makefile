@@ -12,7 +12,8 @@ PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 OP := $(lastword all $(patsubst op=%,%,$(filter op=%,$(ARGS))))
 STAGES := collect fit pretrain finetune evaluate
-RUN = $(PY) -m $(1) outputs_dir=$(OUTPUTS) $(ARGS)
+ONE_RUN := $(if $(filter command,$(origin RUN)),$(RUN))
+override RUN = $(PY) -m $(1) outputs_dir=$(OUTPUTS) $(ARGS)
 
 # Idle OpenMP threads sleep: spinning ones slow a machine down whose cores are taken.
 export OMP_WAIT_POLICY = PASSIVE
@@ -22,7 +23,7 @@ MAKEFLAGS += --no-print-directory
 $(if $(word 2,$(OUTPUTS))$(word 2,$(VENV)),$(error OUTPUTS and VENV: paths without spaces, please))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor $(STAGES) compile features test thorough lint format clean
+.PHONY: help setup doctor $(STAGES) compile report features test thorough lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -69,6 +70,9 @@ $(OUTPUTS)/%/latest-$(OP): | $(READY)
 
 compile: | $(READY)  ## fill the compile cache for another machine's collect, no GPU needed
 	@$(call RUN,pipeline.compile)
+
+report: | $(READY)  ## one HTML page, and PNGs, from the runs there are (RUN=outputs/<stage>/<time>: from that one)
+	@$(call RUN,pipeline.report)$(if $(ONE_RUN), "report.run='$(ONE_RUN)'")
 
 features: | $(READY)  ## print the features of one workload and config
 	@$(PY) -m pipeline.features $(ARGS)

@@ -27,6 +27,7 @@ from pipeline.policy.propose import PolicyStrategy, ProposeSettings
 from pipeline.policy.reward import RewardSettings
 from pipeline.policy.world import MeasuredWorld, Remembered
 from pipeline.run_folder import read_json, write_json
+from pipeline.scalars import mean_regret, note_losses, tensorboard
 from pipeline.strategies.admission import admit
 from pipeline.strategies.known_good import KnownGood, borrowed, distinct
 from pipeline.strategy import Task
@@ -142,6 +143,7 @@ class Tuner:
     idle_rounds: int = 0
     fresh: list[Episodes] = field(default_factory=list)
     prepared: "Prepared | None" = None
+    losses: dict[str, float] = field(default_factory=dict)
 
     def tabled(self) -> list[Workload]:
         """The workloads of the table, an operator's watched ones first: four measurements each, at most half the budget."""
@@ -233,7 +235,7 @@ class Tuner:
         if self.prepared is None:
             self.prepared = self.policy.prepare(self.offline, settings.reward)
         real = self.policy.prepare(concatenate(self.fresh), settings.reward)
-        self.policy.train(self.prepared, settings.updates, self.seed, fresh=real, fresh_share=settings.fresh_share)
+        self.losses = self.policy.train(self.prepared, settings.updates, self.seed, fresh=real, fresh_share=settings.fresh_share)
 
     def refit(self, rows: int) -> None:
         """The cost models as they came learn the first `rows` measurements."""
@@ -253,17 +255,24 @@ def finetune(tuner: Tuner, folder: Path, advance: Advance = lambda n, note: None
     if not before:
         before = table_before(tuner, advance)
         checkpoint(tuner, folder, before, elapsed + time.monotonic() - started)
-    while not 0 < settings.seconds <= elapsed + time.monotonic() - started:
+    with tensorboard(folder, tuner.round) as note:
+        while not 0 < settings.seconds <= elapsed + time.monotonic() - started:
+            spent = len(tuner.ledger.spent)
+            if not tuner.play():
+                break
+            advance(len(tuner.ledger.spent) - spent, f"round {tuner.round}")
+            checkpoint(tuner, folder, before, elapsed + time.monotonic() - started)
+            gain = float(tuner.fresh[-1].returns().mean())
+            note_losses(folder / "losses.csv", tuner.policy.steps, tuner.losses)
+            note(tuner.round, {"returns/mean": gain} | {f"losses/{name}": value for name, value in tuner.losses.items()})
+            log.info("round %d: %d measurements, mean gain %.3f", tuner.round, len(tuner.ledger.spent), gain)
+        tuner.refit(len(tuner.ledger.spent))
         spent = len(tuner.ledger.spent)
-        if not tuner.play():
-            break
-        advance(len(tuner.ledger.spent) - spent, f"round {tuner.round}")
-        checkpoint(tuner, folder, before, elapsed + time.monotonic() - started)
-        gain = tuner.fresh[-1].returns().mean()
-        log.info("round %d: %d measurements, mean gain %.3f", tuner.round, len(tuner.ledger.spent), gain)
-    tuner.refit(len(tuner.ledger.spent))
-    spent = len(tuner.ledger.spent)
-    lines = table_after(tuner, before)
+        lines = table_after(tuner, before)
+        best_us, picks = [line.best_us for line in lines], {"before": [line.before_us for line in lines]}
+        picks["after"] = [line.after_us for line in lines]
+        regrets = {f"regret/{when}": mean_regret(best_us, picked) for when, picked in picks.items()}
+        note(tuner.round, {name: regret for name, regret in regrets.items() if regret is not None})
     advance(len(tuner.ledger.spent) - spent, "")
     tuner.policy.save(folder / "policy")
     for subject in tuner.subjects:

@@ -1,6 +1,5 @@
 """Pretraining: searches in simulated worlds, and IQL on them. The stage round it is `pipeline.pretrain`."""
 
-import csv
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from pipeline.policy.reward import RewardSettings
 from pipeline.policy.state import Layout
 from pipeline.policy.world import Remembered, SimulatedWorld, TimeModel, WorldSettings
 from pipeline.progress import Progress, progress
+from pipeline.scalars import note_losses, tensorboard
 from pipeline.strategies.known_good import KnownGood, borrowed, known_good
 from templates import space
 from templates.errors import InputError
@@ -238,23 +238,15 @@ def learn(
     prepared = policy.prepare(episodes, settings.reward)
     losses: dict[str, float] = {}
     advance(policy.steps, "")
-    while policy.steps < settings.iql.steps:
-        steps = min(settings.iql.checkpoint_every, settings.iql.steps - policy.steps)
-        losses = policy.train(prepared, steps, seed, after_step=lambda step, found: advance(1, ""))
-        policy.save(folder / "policy")
-        note_losses(folder / "losses.csv", policy.steps, losses)
-        log.info("step %d: %s", policy.steps, ", ".join(f"{name} {value:.4f}" for name, value in losses.items()))
+    with tensorboard(folder, policy.steps) as note:
+        while policy.steps < settings.iql.steps:
+            steps = min(settings.iql.checkpoint_every, settings.iql.steps - policy.steps)
+            losses = policy.train(prepared, steps, seed, after_step=lambda step, found: advance(1, ""))
+            policy.save(folder / "policy")
+            note_losses(folder / "losses.csv", policy.steps, losses)
+            note(policy.steps, {f"losses/{name}": value for name, value in losses.items()})
+            log.info("step %d: %s", policy.steps, ", ".join(f"{name} {value:.4f}" for name, value in losses.items()))
     return losses
-
-
-def note_losses(path: Path, step: int, losses: "Losses") -> None:
-    """One more line, under a header where the file is new."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if new:
-            writer.writerow(["step", *losses])
-        writer.writerow([step, *(f"{value:.6g}" for value in losses.values())])
 
 
 def gains_of(simulator: Simulator, behaviours: dict[str, Behaviour], searches: int = 6) -> dict[str, float]:
@@ -300,4 +292,6 @@ def pretrain(
     seconds = {"simulating": simulated - started, "learning": time.monotonic() - simulated}
     behaviours: dict[str, Behaviour] = {"random": Blind(), "greedy": NoisyGreedy(noise=0.02), "policy": Acting(policy, samples=4)}
     gains = {simulator.template.op: gains_of(simulator, behaviours) for simulator in simulators}
+    with tensorboard(folder, policy.steps) as note:
+        note(policy.steps, {f"returns/{op}/{name}": gain for op, found in gains.items() for name, gain in found.items()})
     return PretrainResult(policy, episodes, losses, gains, seconds)

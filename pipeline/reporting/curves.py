@@ -46,7 +46,7 @@ def read_losses(path: Path) -> dict[str, np.ndarray]:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: damaged ({error}); run the stage again") from error
-    if not lines:
+    if not lines or len(header) < 2:
         return {}
     if header[0] != "step":
         raise InputError(f"{path}: damaged (its first column is not step); run the stage again")

@@ -53,8 +53,8 @@ def section(material: Material) -> Section:
     """The search's decisions, what the first one rests on, and the whole state vector."""
     from pipeline.policy.iql import Policy  # loads PyTorch and d3rlpy: seconds
 
-    run = next((material.runs[stage] for stage in ("finetune", "pretrain") if stage in material.runs), None)
-    run = run or material.run("pretrain")
+    trained = [material.runs[stage] for stage in ("finetune", "pretrain") if stage in material.runs]
+    run = next((run for run in trained if (run.folder / "policy" / "policy.json").exists()), None) or material.run("pretrain")
     policy = Policy.load(run.folder / "policy")
     model = CostModel.load(material.run("fit").folder / "cost_model")
     workload = chosen(material)

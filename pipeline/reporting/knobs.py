@@ -16,6 +16,8 @@ from templates.knob import Knob
 SHOWN = 12
 PAIRS = 6
 MEAN, BEST = "mean over workloads, bar: middle 80 %", "best with this value / best of all"
+CROWDED = 8
+"""More values than this: labels stand upright, and narrow cells have no numbers."""
 RANGE = 2.0
 """Heat maps' colours end at twice as fast and twice as slow."""
 
@@ -50,7 +52,7 @@ def _marginal(strongest: Sequence[Knob], lines: dict[Knob, list[Effect]]) -> Pic
             axes.vlines(places, [e.low for e in found], [e.high for e in found], color=BLUE, linewidth=2, alpha=0.35)
             axes.plot(places, [e.mean for e in found], "o-", color=BLUE, linewidth=1, label=MEAN)
             axes.plot(places, [e.best for e in found], "s", color=ORANGE, fillstyle="none", label=BEST)
-            axes.set_xticks(places, [str(e.value) for e in found], fontsize=6)
+            axes.set_xticks(places, [str(e.value) for e in found], fontsize=6, rotation=90 if len(found) > CROWDED else 0)
             axes.set_title(knob.name, fontsize=8)
             axes.yaxis.set_major_locator(MaxNLocator(4))
         made.legend(*every[0].get_legend_handles_labels(), loc="outside upper left", ncols=1 if narrow else 2)
@@ -73,8 +75,9 @@ def _heat_maps(strong: Sequence[Pair]) -> Picture:
         norm = LogNorm(1 / RANGE, RANGE)
         for axes, pair in zip(every, strong, strict=True):
             axes.pcolormesh(pair.table, cmap=BETTER_WORSE, norm=norm, edgecolors="none")
+            room = len(pair.across.values) <= CROWDED or narrow
             for (i, j), value in np.ndenumerate(pair.table):
-                if np.isfinite(value):
+                if np.isfinite(value) and room:
                     light = abs(np.log(value)) < 0.75 * np.log(RANGE)
                     axes.text(j + 0.5, i + 0.5, f"{value:.2g}" if value < 10 else f"{value:.0f}", ha="center", va="center",
                               fontsize=6, color="#000000" if light else "#ffffff")  # fmt: skip

@@ -16,7 +16,7 @@ from pipeline.reporting.sources import Material
 from templates.errors import InputError
 from templates.workload import Workload
 
-POINTS = 150
+POINTS = 100
 """Dots per workload, drawn at random: a page must load."""
 RANGE = (1, 2, 5, 10, 20, 50)
 

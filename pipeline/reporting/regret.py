@@ -27,7 +27,7 @@ def section(material: Material) -> Section:
         f"k = 0 nothing is. This evaluation {world if world.startswith('replays') else 'was ' + world}. Regrets below 0.1 %, and "
         "those of a vendor's kernel that beats the best known config, are drawn as 0.1 %."
     )
-    return Section("regret", "Regret against measurements", lead, [_course(cells), _intervals(cells)])
+    return Section("regret", "Regret against measurements", lead, [*_course(cells), _intervals(cells)])
 
 
 def methods(cells: Sequence[Cell]) -> list[str]:
@@ -41,8 +41,11 @@ def regret(fraction: float) -> float:
     return max(FLOOR, 1.0 - fraction)
 
 
-def _course(cells: Sequence[Cell]) -> Picture:
+def _course(cells: Sequence[Cell]) -> list[Picture]:
+    """The lines; nothing where every method was judged once."""
     names = [name for name in methods(cells) if sum(cell.method == name for cell in cells) > 1]
+    if not names:
+        return []
 
     def draw(narrow: bool) -> Figure:
         made, axes = figure(narrow, 4.6 if narrow else 3.6)
@@ -60,18 +63,14 @@ def _course(cells: Sequence[Cell]) -> Picture:
         axes.set_yscale("log")
         plain_log(axes.yaxis, TICKS)
         axes.set_xticks(range(len(ks)), [str(k) for k in ks])
-        axes.set(
-            xlabel="measurements before choosing",
-            ylabel="mean regret",
-            ylim=(0.7 * min(regret(cell.mean) for cell in cells if cell.method in names), 1.2),
-        )
+        least = min(regret(c.high if c.method == "policy" else c.mean) for c in cells if c.method in names)
+        axes.set(xlabel="measurements before choosing", ylabel="mean regret", ylim=(0.8 * least, 1.2))
         axes.grid(which="major")
         made.legend(loc="outside lower left", ncols=2 if narrow else 4)
         return made
 
-    best = methods(cells)[0]
-    alt = f"Mean regret of {len(names)} methods falls with the number of measurements; {best} ends lowest."
-    return Picture("regret-course", "Mean regret, a line per method", alt, draw, _table(cells))
+    alt = f"Mean regret of {len(names)} methods by the number of measurements; at the most measurements {names[0]} is lowest."
+    return [Picture("regret-course", "Mean regret, a line per method", alt, draw)]
 
 
 def _intervals(cells: Sequence[Cell]) -> Picture:
@@ -81,36 +80,35 @@ def _intervals(cells: Sequence[Cell]) -> Picture:
     def draw(narrow: bool) -> Figure:
         made, every = panels(len(ks), narrow, (2, 1), 0.6 + 0.17 * len(names))
         for k, axes in zip(ks, every, strict=True):
-            for row, name in enumerate(names):
-                if cell := found.get((name, k)):
-                    colour = INK if name == "policy" else BLUE
-                    axes.plot(
-                        [regret(cell.high), regret(cell.low)], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt"
-                    )
-                    axes.plot([regret(cell.low), regret(cell.worst)], [row, row], color=GRID, linewidth=0.8, zorder=1)
-                    axes.plot(regret(cell.mean), row, "o", color=colour)
-                    axes.plot(regret(cell.worst), row, "x", color=SERIES[1])
+            here = [found[name, k] for name in names if (name, k) in found]
+            for row, cell in enumerate(here):
+                colour, ends = INK if cell.method == "policy" else BLUE, [regret(cell.high), regret(cell.low)]
+                axes.plot(ends, [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
+                axes.plot([regret(cell.low), regret(cell.worst)], [row, row], color=GRID, linewidth=0.8, zorder=1)
+                axes.plot(regret(cell.mean), row, "o", color=colour)
+                axes.plot(regret(cell.worst), row, "x", color=SERIES[1])
             axes.set_xscale("log")
             plain_log(axes.xaxis, TICKS)
-            axes.set_yticks(range(len(names)), names)
+            axes.set_yticks(range(len(here)), [cell.method for cell in here])
             axes.set(title=f"k = {k}", xlim=(FLOOR * 0.8, 1.2), ylim=(len(names) - 0.5, -0.5))
             axes.grid(axis="x", which="major")
         every[-1].set_xlabel("regret")
         return made
 
     alt = "For each number of measurements and method: mean regret, its 95 % confidence interval, and the worst workload."
-    return Picture("regret-intervals", "Mean (dot) with its 95 % interval (bar), and the worst workload (cross)", alt, draw)
+    title = "Mean (dot) with its 95 % interval (bar), and the worst workload (cross)"
+    return Picture("regret-intervals", title, alt, draw, _table(cells))
 
 
 def _table(cells: Sequence[Cell]) -> Table:
     header = ["method", "k", "mean regret", "95 % interval", "worst", "worst workload", "seeds that disagree"]
     order = {name: place for place, name in enumerate(methods(cells))}
     rows = [
-        [c.method, str(c.measurements), percent(1 - c.mean), _interval(c), percent(1 - c.worst), c.worst_workload, percent(c.flips)]
+        [c.method, str(c.measurements), *_regrets(c), c.worst_workload, percent(c.flips)]
         for c in sorted(cells, key=lambda c: (order[c.method], c.measurements))
     ]
     return Table("Regret per method and number of measurements k", header, rows)
 
 
-def _interval(cell: Cell) -> str:
-    return f"{percent(1 - cell.high)} to {percent(1 - cell.low)}"
+def _regrets(cell: Cell) -> tuple[str, str, str]:
+    return percent(1 - cell.mean), f"{percent(1 - cell.high)} to {percent(1 - cell.low)}", percent(1 - cell.worst)

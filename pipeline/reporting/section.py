@@ -21,7 +21,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """`draw(narrow)` makes the figure, as wide as a telephone or a page; `alt` says in words what one sees, `table` in numbers."""
+    """`draw(narrow)` makes the figure, for a telephone or a page. `alt` says in words what one sees, `table` in numbers."""
 
     name: str
     title: str

@@ -1,5 +1,6 @@
 """What a report is made from: an operator's newest runs, or a named one with those it stands on, and the measured rows."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -88,7 +89,9 @@ class Material:
     def run(self, stage: str) -> RunFiles:
         """A stage's run; InputError that says which command makes one."""
         if stage not in self.runs:
-            raise InputError(f"no {stage} run on {self.template.op} yet: run `make {stage} ARGS=op={self.template.op}`")
+            op = self.template.op
+            command = f"make tune OP={op} SHAPE=..." if stage == "tune" else f"make {stage} ARGS=op={op}"
+            raise InputError(f"no {stage} run on {op} yet: run `{command}`")
         return self.runs[stage]
 
     def measured(self) -> pd.DataFrame:
@@ -114,8 +117,9 @@ class Material:
 
 
 def find_runs(outputs: Path, op: str, named: Path | None = None) -> dict[str, RunFiles]:
-    """The last complete run of each stage on an operator; of `named`, that one, and of others those it stands on."""
-    folders = {stage: found for stage in STAGES if (found := latest(stage, outputs, op)) is not None}
+    """Each stage's last complete run on an operator, or else its newest one; of `named`, that one and those it stands on."""
+    found = {stage: latest(stage, outputs, op) or _newest(outputs / stage, op) for stage in STAGES}
+    folders = {stage: folder for stage, folder in found.items() if folder is not None}
     if named is not None:
         folders |= _foundations(named) | {stage_of(named): named}
     return {stage: read_run(stage, folder) for stage, folder in folders.items()}
@@ -138,6 +142,16 @@ def op_of(folder: Path) -> str:
         return str(yaml.safe_load((folder / "config.yaml").read_text())["op"]["name"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / 'config.yaml'}: damaged ({type(error).__name__}); name another run") from error
+
+
+def _newest(parent: Path, op: str) -> Path | None:
+    """The newest run of an operator that did not end."""
+    for folder in sorted(parent.iterdir(), reverse=True) if parent.is_dir() else []:
+        if folder.is_dir() and not folder.is_symlink() and (folder / "config.yaml").exists():
+            with contextlib.suppress(InputError):  # a damaged one is nobody's
+                if op_of(folder) == op:
+                    return folder
+    return None
 
 
 def _foundations(folder: Path) -> dict[str, Path]:

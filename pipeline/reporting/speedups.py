@@ -109,7 +109,8 @@ def _picture(lines: Sequence[Times], name: str) -> Picture:
         for who in shown:
             points = [(value, row) for row, line in enumerate(lines) if (value := line.speedup(who)) is not None]
             colour, marker = LOOKS[who]
-            axes.plot(*zip(*points, strict=True), marker, color=colour, label=LABELS.get(who, who), linestyle="", zorder=3)
+            fill = "none" if who == "policy" else "full"
+            axes.plot(*zip(*points, strict=True), marker, color=colour, label=LABELS.get(who, who), fillstyle=fill, zorder=3)
         axes.axvline(1, color=MUTED, linewidth=0.8)
         axes.set_yticks(range(len(lines)), labels)
         axes.set_xscale("log")
