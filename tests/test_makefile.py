@@ -40,7 +40,7 @@ def calls(tmp_path: Path) -> list[str]:
 
 def test_help_is_the_default_and_lists_every_target() -> None:
     text = make().stdout
-    assert all(f"make {name}" in text for name in ("setup", *STAGES, "compile", "features", "test", "lint"))
+    assert all(f"make {name}" in text for name in ("setup", *STAGES, "compile", "report", "features", "test", "lint"))
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -61,6 +61,14 @@ def test_another_operator_has_runs_of_its_own(tmp_path: Path, environment: list[
 def test_compiling_needs_no_other_stage(tmp_path: Path, environment: list[str]) -> None:
     assert make("compile", *environment).returncode == 0
     assert calls(tmp_path) == ["compile"]
+
+
+def test_a_report_takes_what_there_is_or_the_run_that_is_named(tmp_path: Path, environment: list[str]) -> None:
+    assert make("report", *environment, RUN="of some other program").returncode == 0
+    assert make("report", "RUN=outputs/evaluate/one", *environment).returncode == 0
+    one, other = (tmp_path / "calls").read_text().splitlines()
+    assert one.split() == ["-m", "pipeline.report", f"outputs_dir={tmp_path}/outputs"]
+    assert other.split()[-1] == "report.run='outputs/evaluate/one'"
 
 
 def test_nothing_goes_on_behind_a_stage_that_failed(tmp_path: Path, environment: list[str]) -> None:

@@ -54,11 +54,8 @@ def read_losses(path: Path) -> dict[str, np.ndarray]:
 
 
 def gains(run: RunFiles) -> list[np.ndarray]:
-    """Log-time gain of each search of each round of fine-tuning; a file that is half there ends the list."""
-    found = []
-    for path in sorted(run.folder.glob("episodes-*.npz")):
-        found.append(Episodes.load(path).returns())
-    return found
+    """Log-time gain of each search of each round of fine-tuning. InputError for a damaged file."""
+    return [Episodes.load(path).returns() for path in sorted(run.folder.glob("episodes-*.npz"))]
 
 
 def _losses(stage: str, losses: dict[str, np.ndarray]) -> Picture:

@@ -71,7 +71,7 @@ def _fits(value: Any, hint: Any) -> bool:
         if value is None:
             return bool(hint == float | None)
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, hint) if isinstance(hint, type) else True
+    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
 
 
 @dataclass(frozen=True)
