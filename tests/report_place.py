@@ -57,19 +57,23 @@ def complete(root: Path, stage: str, summary: Any, state: str = "complete") -> P
 def cells(ks: tuple[int, ...] = (0, 1, 10)) -> list[dict[str, Any]]:
     """What an evaluation says of three methods."""
     means = {"policy": 0.9, "cost_model": 0.85, "random": 0.4}
-    found = [Cell(name, k, m + 0.01 * i, m - 0.1, 0.99, m - 0.2, str(TEST[0]), 0.5) for name, m in means.items() for i, k in enumerate(ks)]
+    every = [(name, mean, i, k) for name, mean in means.items() for i, k in enumerate(ks)]
+    found = [Cell(name, k, mean + 0.01 * i, mean - 0.1, 0.99, mean - 0.2, str(TEST[0]), 0.5) for name, mean, i, k in every]
     return [asdict(cell) for cell in (*found, Cell("vendor", 0, 1.02, 0.9, 1.1, 0.8, str(TEST[0]), 0.0))]
 
 
 def record(workload: Workload, k: int) -> dict[str, Any]:
     """The policy's line on one workload."""
-    return {"op": "matmul", "workload": str(workload), "split": "test", "method": "policy", "measurements": k, "time_us": 123.0 - k,
-            "fraction_of_best": 0.9, "speedup_over_naive": 5.0, "source": "replay", "seeds": 2, "spread": [0.8, 1.0]}  # fmt: skip
+    return {"op": "matmul", "workload": str(workload), "split": "test", "method": "policy", "measurements": k,
+            "time_us": 123.0 - k, "fraction_of_best": 0.9, "speedup_over_naive": 5.0, "source": "replay", "seeds": 2,
+            "spread": [0.8, 1.0]}  # fmt: skip
 
 
 KERNEL = {
-    "workload": str(TEST[0]), "config": "block_m=64,block_n=64", "template_version": "x", "time_us": 50.0, "interval_us": [49.5, 50.5],
-    "predicted_us": 52.0, "measurements": 20, "vendor_us": 55.0, "expert_us": 80.0, "naive_us": 400.0, "reason": "measured, best of 20",
+    "workload": str(TEST[0]), "config": "block_m=64,block_n=64", "template_version": "x", "time_us": 50.0,
+    "interval_us": [49.5, 50.5], "predicted_us": 52.0, "measurements": 20, "vendor_us": 55.0, "expert_us": 80.0,
+    "naive_us": 400.0,
+    "reason": "measured, best of 20",
 }  # fmt: skip
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from datasets.device import H200
 from pipeline.reporting import knob_effects, noise, predictions, regret, speedups
 from pipeline.reporting.contents import tiles
 from pipeline.reporting.decisions import Decision, Option, occlusion
+from pipeline.reporting.drawing import BETTER_WORSE, THEMED
 from pipeline.reporting.section import label, percent, times, us
 from pipeline.reporting.sources import Material, parsed
 from templates import space
@@ -26,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planted(random: int = 600) -> Material:
-    """Random configs whose time is 100 us or 1 ms by workload, 1.5 x with unroll=1, and 3 x where block_m and block_n are both 64."""
+    """Random configs of 100 us or 1 ms by workload, 1.5 x with unroll=1, 3 x where block_m and block_n are both 64."""
     frames = []
     for workload, base in ((SMALL, 100.0), (LARGE, 1000.0)):
         drawn = space.sample(TEMPLATE, workload, H200.limits, random, np.random.default_rng(0))
@@ -143,3 +145,8 @@ def test_numbers_and_labels_read_well() -> None:
 def test_json_of_another_form_is_refused(entry: object) -> None:
     with pytest.raises(InputError, match="here"):
         parsed(speedups.Times, entry, "here")
+
+
+def test_a_heat_map_keeps_its_scale_in_dark() -> None:
+    ends = {to_hex(BETTER_WORSE(share)) for share in np.linspace(0, 1, 256)}
+    assert not ends & set(THEMED)

@@ -24,8 +24,8 @@ THEMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper", BLUE: "blue"
 """Colours that the page's style sheet sets by theme; the others do in light and dark."""
 DASHES, MARKERS = ("-", (0, (4, 2)), (0, (1, 1.5))), ("o", "s", "^", "D", "v", "P", "X")
 
-BETTER_WORSE = LinearSegmentedColormap.from_list("better_worse", [BLUE, "#f4f4f4", VERMILION])
-"""Blue: faster, orange: slower."""
+BETTER_WORSE = LinearSegmentedColormap.from_list("better_worse", ["#0072b1", "#f4f4f4", "#d55e01"])
+"""Blue: faster, orange: slower. None of its colours is a themed one: a scale must not change by theme in one place."""
 
 WIDTHS = {"wide": 7.6, "narrow": 3.6}
 """Inches. The page shows one or the other, scaled to its own width."""
