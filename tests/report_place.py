@@ -34,6 +34,7 @@ def rows(workload: Workload, random: int = 120) -> list[Measurement]:
     anchors = [Candidate(workload, naive, "naive"), Candidate(workload, expert, "expert"), Candidate(workload, {}, "vendor")]
     random_ones = [Candidate(workload, config, "random") for config in drawn]
     found = [*FakeMeasurer(H200).measure(anchors), *FakeMeasurer(H200, fail_rate=0.05).measure(random_ones)]
+    found[2] = replace(found[2], time_us=1.0)  # the vendor's is faster than anything of ours
     return [m if m.time_us is None else replace(m, samples_us=tuple(m.time_us * SPREAD)) for m in found]
 
 

@@ -240,8 +240,10 @@ def test_bad_input_is_one_line(name: str, place: Path, capsys: pytest.CaptureFix
 def test_a_named_run_brings_its_operator_and_what_it_stands_on(copy: Path) -> None:
     named = copy / "outputs/finetune/two"
     shutil.copytree(copy / "outputs/finetune/one", named)
+    shutil.copytree(copy / "outputs/pretrain/one", copy / "outputs/pretrain/older")
+    (named / "stands_on.json").write_text('{"pretrain": "older"}')
     found = material(copy, named=named).runs
-    assert found["finetune"].folder == named and found["pretrain"].folder.name == "one"
+    assert found["finetune"].folder == named and found["pretrain"].folder.name == "older"
     (named / "config.yaml").write_text("op:\n  name: softmax\n")
     assert report.with_op([f"report.run='{named}'"]) == [f"report.run='{named}'", "op=softmax"]
     assert report.with_op([f"report.run={named}", "op=matmul"])[-1] == "op=matmul"

@@ -57,10 +57,30 @@ def test_the_pair_that_was_planted_interacts_most_and_a_pair_of_own_effects_does
     assert pair.table[at] == np.nanmax(pair.table)
 
 
+def test_own_effects_of_knobs_that_come_together_are_no_interaction() -> None:
+    rng, n = np.random.default_rng(0), 4000
+    one = rng.random(n) < 0.5
+    other = np.where(rng.random(n) < 0.9, one, ~one)
+    columns = {knob.name: np.full(n, knob.default) for knob in TEMPLATE.knobs}
+    columns |= {"block_m": np.where(one, 64, 32), "block_n": np.where(other, 64, 32)}
+    everywhere = {knob.name: np.ones(n, dtype=bool) for knob in TEMPLATE.knobs}
+    both = knob_effects.Sample(TEMPLATE, columns, 1.0 * one + other, np.zeros(n, dtype=int), everywhere)
+    found = {(pair.down.name, pair.across.name): pair.interaction for pair in knob_effects.pairs(both, 400)}
+    assert len(found) == 1 and abs(next(iter(found.values()))) < 0.01
+
+
 def test_rows_in_which_a_knob_has_no_effect_do_not_count() -> None:
     knob = next(knob for knob in TEMPLATE.knobs if knob.active is not None)
     found = knob_effects.sample(planted(300))
     assert sum(e.rows for e in knob_effects.effects(found, knob)) <= found.active[knob.name].sum() < len(found.residual)
+
+
+def test_what_holds_of_all_rows_in_which_a_knob_matters_is_no_effect_of_its_values() -> None:
+    knob = next(knob for knob in TEMPLATE.knobs if knob.active is not None)
+    found = knob_effects.sample(planted())
+    slower = replace(found, residual=found.residual + np.log(4.0) * found.active[knob.name])
+    for before, after in zip(knob_effects.effects(found, knob), knob_effects.effects(slower, knob), strict=True):
+        assert after.mean == pytest.approx(before.mean)
 
 
 def test_too_few_random_configs_are_refused() -> None:
