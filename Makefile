@@ -71,7 +71,7 @@ $(OUTPUTS)/%/latest-$(OP): | $(READY)
 compile: | $(READY)  ## fill the compile cache for another machine's collect, no GPU needed
 	@$(call RUN,pipeline.compile)
 
-report: | $(READY)  ## one HTML page, and PNGs, from the runs there are (RUN=outputs/<stage>/<time>: from that one)
+report: | $(READY)  ## an HTML page an operator, and PNGs, from the runs there are (RUN=outputs/<stage>/<time>: from that one)
 	@$(call RUN,pipeline.report)$(if $(ONE_RUN), "report.run='$(ONE_RUN)'")
 
 features: | $(READY)  ## print the features of one workload and config

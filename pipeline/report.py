@@ -1,5 +1,5 @@
-"""One HTML page from what the stages left: `make report`, or `make report RUN=outputs/evaluate/<time>` for one run and those it
-stands on; `python -m pipeline.report report.workload="matmul/f32/M=512,N=512,K=512"`.
+"""One HTML page an operator from what the stages left: `make report`, or `make report RUN=outputs/evaluate/<time>` for one run
+and those it stands on; `python -m pipeline.report report.workload="matmul/f32/M=512,N=512,K=512"`.
 
 Leaves report.html, which needs neither network nor anything else of this repository, and its pictures as png/*.png. What has not
 run yet, or left something damaged, is a line on the page. Measures nothing.
@@ -7,20 +7,28 @@ run yet, or left something damaged, is a line on the page. Measures nothing.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import config
-from pipeline.reporting.contents import SECTIONS, page
+from pipeline.reporting.contents import SECTIONS, overview, page
 from pipeline.reporting.page import write
-from pipeline.reporting.sources import Material, device_of, find_runs, load_rows, op_of, stage_of
+from pipeline.reporting.sources import Material, device_of, find_runs, load_rows, op_of, part_of
 from pipeline.runs import Run, progress, stage
 from templates.errors import InputError
-from templates.template import Template, load_template
+from templates.template import ALL, Template, load_template
 from templates.workload import Workload
 
 
-@stage("report")
+def together(settings: config.Settings, run: Run, folders: Mapping[str, Path]) -> None:
+    """A page that leads to those of the operators."""
+    made = overview(find_runs(run.outputs, ALL), folders, time.strftime("%Y-%m-%d %H:%M"))
+    target = write(made, run.folder)
+    run.write_summary({"runs": {op: folder.name for op, folder in folders.items()}})
+    print(f"report: {target}, with a page for each of {', '.join(folders)}")
+
+
+@stage("report", each=True, overall=together)
 def main(settings: config.Settings, run: Run) -> None:
     """Gather, draw, write."""
     template = load_template(settings.op.name)
@@ -34,6 +42,7 @@ def main(settings: config.Settings, run: Run) -> None:
         {
             "gpu": material.device.name,
             "op": template.op,
+            "tiles": {tile.meaning: tile.number for tile in made.tiles},
             "runs": {name: str(found.folder) for name, found in material.runs.items()},
             "sections": [section.key for section in made.sections if not section.missing],
             "missing": {section.key: section.missing for section in made.sections if section.missing},
@@ -47,8 +56,7 @@ def main(settings: config.Settings, run: Run) -> None:
 def gather(template: Template, settings: config.Settings, outputs: Path) -> Material:
     """Runs and rows. InputError for a run that is none, or is another operator's, or an unusable workload."""
     asked, named = settings.report, config.path(settings.report.run) if settings.report.run else None
-    if named is not None and (op := op_of(named)) != template.op:
-        raise InputError(f"RUN={named} is a run on {op}: add ARGS=op={op}")
+    named = part_of(named, template.op) if named is not None else None
     if asked.workload:
         template.check_workload(Workload.parse(asked.workload))
     runs = find_runs(outputs, template.op, named)
@@ -59,16 +67,16 @@ def gather(template: Template, settings: config.Settings, outputs: Path) -> Mate
 
 
 def with_op(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the operator of the run they name, unless they name an operator themselves."""
-    named = [text.partition("=")[2].strip("'\"") for text in arguments if text.startswith("report.run=")]
-    if not named or not named[-1] or any(text.startswith("op=") for text in arguments):
-        return list(arguments)
+    """The arguments with the operator of the run or workload they name, unless they name an operator themselves."""
+    named = {key: text.strip("'\"") for key, _, text in (argument.partition("=") for argument in arguments)}
     try:
-        folder = config.path(named[-1])
-        stage_of(folder)
-        return [*arguments, f"op={op_of(folder)}"]
+        if "op" not in named and named.get("report.workload"):
+            return [*arguments, f"op={Workload.parse(named['report.workload']).op}"]
+        if "op" not in named and named.get("report.run"):
+            return [*arguments, f"op={op_of(config.path(named['report.run']))}"]
     except InputError:
-        return list(arguments)  # the stage says so
+        pass  # the stage says so
+    return list(arguments)
 
 
 if __name__ == "__main__":

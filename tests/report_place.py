@@ -90,7 +90,8 @@ def build(root: Path) -> Path:
     CostModel.fit(learnt, H200, CostModelSettings(members=2, trees=20, depth=4, threads=1)).save(fitted / "cost_model")
     episodes = some_episodes(2, 4)
     policy = Policy.create(LAYOUT, VOCAB, TINY, episodes.states, 0, [str(w) for w in TRAIN])
-    for stage, summary in (("pretrain", {"gains": {"policy": 0.3, "random": 0.1}}), ("finetune", {"source": "replay"})):
+    gained = {"gains": {"matmul": {"policy": 0.3, "random": 0.1}}}
+    for stage, summary in (("pretrain", gained), ("finetune", {"source": "replay"})):
         folder = complete(root, stage, summary)
         policy.save(folder / "policy")
         for step in (10, 20, 30):

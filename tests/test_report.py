@@ -12,7 +12,9 @@ import pytest
 from pipeline import report
 from pipeline.reporting.contents import SECTIONS, page
 from pipeline.reporting.page import write
-from templates.errors import InputError
+from pipeline.reporting.sources import part_of
+from templates.errors import InputError, NothingToDo
+from templates.template import operators
 from tests.report_place import NASTY, TEST, TRAIN, build, cells, complete, material
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -66,7 +68,8 @@ def copy(place: Path, tmp_path: Path) -> Path:
 
 def run(root: Path, *more: str) -> int:
     dirs = [f"outputs_dir={root / 'outputs'}", f"recorded_dir={root / 'recorded'}", f"data_dir={root / 'data'}"]
-    return report.main.run(report.with_op([*dirs, *more]))
+    named = any(text.startswith(("op=", "report.run=")) for text in more)
+    return report.main.run(report.with_op([*dirs, *([] if named else ["op=matmul"]), *more]))
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +263,25 @@ def test_decisions_are_shown_on_the_workload_that_was_asked_for(place: Path) -> 
     assert str(TRAIN[0]) in section.lead
     assert section.pictures[0].table is not None
     assert any(row[0] == "roofline_log_intensity" for row in section.pictures[0].table.rows)
+
+
+def test_all_operators_have_a_page_each_and_one_that_leads_there(place: Path, tmp_path: Path) -> None:
+    assert run(place, "op=all", f"outputs_dir={tmp_path}") == 0
+    folder = (tmp_path / "report/latest").resolve()
+    text = (folder / "report.html").read_text()
+    checked(text)
+    pages = re.findall(r'href="(\.\./[^"]+)"', text)
+    assert len(pages) == len(operators()) and all((folder / page).is_file() for page in pages)
+    assert "matmul on NVIDIA H200" in (tmp_path / "report/latest-matmul/report.html").read_text()
+
+
+def test_the_part_of_a_run_over_all_operators_is_found(copy: Path) -> None:
+    together = copy / "outputs/evaluate/all"
+    shutil.copytree(copy / "outputs/evaluate/one", together)
+    (together / "config.yaml").write_text("op:\n  name: all\n")
+    (together / "runs.json").write_text('{"matmul": "one"}')
+    assert part_of(together, "matmul") == copy / "outputs/evaluate/one"
+    with pytest.raises(NothingToDo, match="op=matmul"):
+        part_of(together, "softmax")
+    (together / "runs.json").unlink()
+    assert part_of(together, "softmax") == together  # one policy for all

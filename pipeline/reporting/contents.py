@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pipeline.records import Cell
 from pipeline.reporting import (
@@ -16,8 +17,8 @@ from pipeline.reporting import (
     statuses,
     tuned,
 )
-from pipeline.reporting.section import Page, Section, Tile, percent
-from pipeline.reporting.sources import Material
+from pipeline.reporting.section import Page, Section, Table, Tile, percent
+from pipeline.reporting.sources import Material, RunFiles, read_run
 from templates.errors import InputError
 
 log = logging.getLogger("report")
@@ -48,6 +49,23 @@ def page(material: Material, written: str, advance: Callable[[int, str], None] =
             sections.append(Section(key, title, missing=str(error)))
         advance(1, title)
     return Page(f"{material.template.op} on {material.device.name}", f"Written {written}.", tiles(material), sections)
+
+
+def overview(runs: Mapping[str, RunFiles], reports: Mapping[str, Path], written: str) -> Page:
+    """A page over all operators: their pages, given by folder, the figures on top of those, and the joint evaluation."""
+    figures = {op: read_run("report", folder).summary.get("tiles", {}) for op, folder in reports.items()}
+    names = list(dict.fromkeys(name for found in figures.values() for name in found))
+    rows = [[op, *(str(found.get(name, "-")) for name in names)] for op, found in figures.items()]
+    table = Table("Each operator", ["operator", *names], rows, fold=False)
+    links = [(op, f"../{folder.name}/report.html") for op, folder in reports.items()]
+    sections = [Section("operators", "Operators", "A page of its own for each:", tables=[table], links=links)]
+    try:
+        if "evaluate" not in runs:
+            raise InputError("no evaluate run on all operators yet: run `make evaluate`")
+        sections.append(regret.of_run(runs["evaluate"]))
+    except InputError as error:
+        sections.append(Section("regret", SECTIONS["regret"][0], missing=str(error)))
+    return Page("All operators", f"Written {written}.", sections=sections)
 
 
 def tiles(material: Material) -> list[Tile]:

@@ -16,7 +16,7 @@ from templates.errors import InputError
 
 def section(material: Material) -> Section:
     """Losses of pretraining and fine-tuning, gains of fine-tuning's rounds. InputError where neither has run."""
-    pictures, notes = [], []
+    pictures, notes, op = [], [], material.template.op
     for stage in ("pretrain", "finetune"):
         if run := material.runs.get(stage):
             if losses := read_losses(run.folder / "losses.csv"):
@@ -28,7 +28,9 @@ def section(material: Material) -> Section:
     if not pictures:
         material.run("pretrain")
         raise InputError("no training curves yet: the pretrain run ended before its first checkpoint; run `make pretrain`")
-    tables = [_final(run)] if (run := material.runs.get("pretrain")) and isinstance(run.summary.get("gains"), dict) else []
+    gains_by_op = material.runs["pretrain"].summary.get("gains") if "pretrain" in material.runs else None
+    found = gains_by_op.get(op) if isinstance(gains_by_op, dict) else None
+    tables = [_final(found)] if isinstance(found, dict) else []
     lead = (
         "IQL's losses, each the mean since the checkpoint before. Falling critic and value losses say that the networks fit, "
         "not that they are right."
@@ -103,8 +105,7 @@ def _gains(rounds: list[np.ndarray]) -> Picture:
     return Picture("gains-finetune", "What searches gain in fine-tuning", alt, draw, table)
 
 
-def _final(run: RunFiles) -> Table:
-    found = run.summary["gains"]
+def _final(found: dict[str, float]) -> Table:
     rows = [[str(name), f"{gain:.3f}", f"{np.exp(gain):.2f} x"] for name, gain in found.items() if isinstance(gain, int | float)]
     header = ["who searches", "gain, log time", "faster than its start"]
     return Table("A search in fresh simulated worlds, after pretraining", header, rows, fold=False)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pipeline.records import Cell
 from pipeline.reporting.drawing import BLUE, DASHES, GRID, INK, MARKERS, MUTED, SERIES, figure, panels, plain_log
 from pipeline.reporting.section import Picture, Section, Table, percent
-from pipeline.reporting.sources import Material
+from pipeline.reporting.sources import Material, RunFiles
 from templates.errors import InputError
 
 FLOOR = 1e-3
@@ -17,7 +17,11 @@ TICKS = (0.001, 0.01, 0.1, 1.0)
 
 def section(material: Material) -> Section:
     """Lines over measurements, and per number of measurements a row for each method."""
-    run = material.run("evaluate")
+    return of_run(material.run("evaluate"))
+
+
+def of_run(run: RunFiles) -> Section:
+    """The same of a run that may be on several operators. InputError where it left no such numbers."""
     cells = run.parts("methods", Cell)
     if not cells:
         raise InputError(f"{run.folder / 'summary.json'}: no methods in it; run `make evaluate` again")

@@ -32,7 +32,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page. `missing`: why it is empty and which command would fill it; nothing else is shown then."""
+    """One part of the page. `links`: text and address. `missing`: why it is empty and which command would fill
+    it; nothing else is shown then.
+    """
 
     key: str
     title: str
@@ -40,6 +42,7 @@ class Section:
     pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
+    links: Sequence[tuple[str, str]] = ()
     missing: str = ""
 
 

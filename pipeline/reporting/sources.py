@@ -17,8 +17,8 @@ from datasets import store
 from datasets.device import H200, Device
 from datasets.store import gpu_key
 from pipeline.runs import latest
-from templates.errors import InputError
-from templates.template import Template
+from templates.errors import InputError, NothingToDo
+from templates.template import ALL, Template
 
 STAGES = ("collect", "fit", "pretrain", "finetune", "evaluate", "tune")
 T = TypeVar("T")
@@ -121,7 +121,7 @@ def find_runs(outputs: Path, op: str, named: Path | None = None) -> dict[str, Ru
     found = {stage: latest(stage, outputs, op) or _newest(outputs / stage, op) for stage in STAGES}
     folders = {stage: folder for stage, folder in found.items() if folder is not None}
     if named is not None:
-        folders |= _foundations(named) | {stage_of(named): named}
+        folders |= _foundations(named, op) | {stage_of(named): named}
     return {stage: read_run(stage, folder) for stage, folder in folders.items()}
 
 
@@ -149,19 +149,30 @@ def _newest(parent: Path, op: str) -> Path | None:
     for folder in sorted(parent.iterdir(), reverse=True) if parent.is_dir() else []:
         if folder.is_dir() and not folder.is_symlink() and (folder / "config.yaml").exists():
             with contextlib.suppress(InputError):  # a damaged one is nobody's
-                if op_of(folder) == op:
+                if op_of(folder) in (op, ALL) and not (folder / "runs.json").exists():
                     return folder
     return None
 
 
-def _foundations(folder: Path) -> dict[str, Path]:
+def part_of(folder: Path, op: str) -> Path:
+    """A run as far as it is on one operator: itself, or its part where it consists of runs on each. NothingToDo for another's."""
+    parts, found = _json(folder / "runs.json")[0], op_of(folder)
+    if parts and op in parts and stage_of(folder):
+        return folder.resolve().parent / str(parts[op])
+    if parts or found not in (op, ALL):
+        raise NothingToDo(f"RUN={folder} is a run on {', '.join(parts) or found}: add ARGS=op={next(iter(parts), found)}")
+    return folder
+
+
+def _foundations(folder: Path, op: str) -> dict[str, Path]:
     """The runs that a run says it stands on, as far as they are still there, and those that these stand on."""
     facts = _json(folder / "stands_on.json")[0]
     found: dict[str, Path] = {}
     for stage in STAGES:
-        below = folder.resolve().parents[1] / stage / str(facts.get(stage, ""))
-        if stage in facts and below.is_dir():
-            found = _foundations(below) | found | {stage: below}
+        name = facts.get(stage) or facts.get(f"{stage} of {op}")
+        below = folder.resolve().parents[1] / stage / str(name)
+        if name and below.is_dir():
+            found = _foundations(below, op) | found | {stage: below}
     return found
 
 
