@@ -12,7 +12,7 @@ import pytest
 from pipeline import report
 from pipeline.reporting.contents import SECTIONS, page
 from pipeline.reporting.page import write
-from pipeline.reporting.sources import part_of
+from pipeline.reporting.sources import find_runs, part_of
 from templates.errors import InputError, NothingToDo
 from templates.template import operators
 from tests.report_place import NASTY, TEST, TRAIN, build, cells, complete, material
@@ -285,3 +285,12 @@ def test_the_part_of_a_run_over_all_operators_is_found(copy: Path) -> None:
         part_of(together, "softmax")
     (together / "runs.json").unlink()
     assert part_of(together, "softmax") == together  # one policy for all
+
+
+def test_a_complete_run_over_all_operators_is_not_taken_for_one_it_left_out(tmp_path: Path) -> None:
+    folder = complete(tmp_path, "pretrain", {"gains": {}})
+    (folder / "config.yaml").write_text("op:\n  name: all\n")
+    assert find_runs(tmp_path / "outputs", "softmax") == {}
+    complete(tmp_path, "pretrain", None, state="running")
+    (folder / "config.yaml").write_text("op:\n  name: all\n")
+    assert set(find_runs(tmp_path / "outputs", "softmax")) == {"pretrain"}

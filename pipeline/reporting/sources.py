@@ -149,7 +149,8 @@ def _newest(parent: Path, op: str) -> Path | None:
     for folder in sorted(parent.iterdir(), reverse=True) if parent.is_dir() else []:
         if folder.is_dir() and not folder.is_symlink() and (folder / "config.yaml").exists():
             with contextlib.suppress(InputError):  # a damaged one is nobody's
-                if op_of(folder) in (op, ALL) and not (folder / "runs.json").exists():
+                ended = _json(folder / "state.json")[0].get("state") == "complete"  # and did not cover the operator
+                if not ended and op_of(folder) in (op, ALL) and not (folder / "runs.json").exists():
                     return folder
     return None
 
