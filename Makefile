@@ -23,10 +23,10 @@ MAKEFLAGS += --no-print-directory
 $(if $(word 2,$(OUTPUTS))$(word 2,$(VENV)),$(error OUTPUTS and VENV: paths without spaces, please))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor $(STAGES) compile report features test thorough lint format clean
+.PHONY: help setup doctor $(STAGES) compile report features import-cache export-cache transfer test thorough lint format clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 	@echo 'ARGS="key=value ..." overrides settings; make collect ARGS=--help lists them. Results: $(OUTPUTS)/<stage>/latest'
 
 setup: $(READY)  ## everything that is needed, in .venv: Python packages and nvcc
@@ -76,6 +76,15 @@ report: | $(READY)  ## an HTML page an operator, and PNGs, from the runs there a
 
 features: | $(READY)  ## print the features of one workload and config
 	@$(PY) -m pipeline.features $(ARGS)
+
+import-cache: | $(READY)  ## read a Kernel Tuner or T4 file: FILE=...
+	@$(PY) -m pipeline.exchange import file=$(FILE) $(ARGS)
+
+export-cache: | $(READY)  ## write a workload's timings as a Kernel Tuner file: WORKLOAD=... TO=...
+	@$(PY) -m pipeline.exchange export workload=$(WORKLOAD) to=$(TO) $(ARGS)
+
+transfer: | $(READY)  ## compare methods on a GPU left out of other tuners' files: CACHES=folder
+	@$(call RUN,pipeline.transfer) transfer.folder=$(CACHES)
 
 test: lint  ## lint, then the tests that need no GPU
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not gpu and not thorough" $(ARGS)

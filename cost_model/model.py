@@ -6,6 +6,7 @@ workload are compared, as in log(t_baseline / t_candidate).
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,17 +118,8 @@ class CostModel:
         if rows.empty:
             return self
         new = assemble(rows, device, lambda features: self._centred(features).mean(axis=0))
-        rng = np.random.default_rng(self.seed)
-        kept = rng.choice(len(self.data.target), size=min(settings.refit_background, len(self.data.target)), replace=False)
-        x = np.concatenate([self.data.features[kept], new.features])
-        y = np.concatenate([self.data.target[kept], new.target])
-        w = np.concatenate([np.ones(len(kept)), np.full(len(new.target), weight or settings.refit_weight)])
-        more = xgb.DMatrix(x, y, weight=w, nthread=settings.threads)
-        members = tuple(
-            xgb.train(_parameters(settings, self.seed * 1000 + i), more, settings.refit_trees, xgb_model=member)
-            for i, member in enumerate(self.members)
-        )
-        return replace(self, members=members)
+        settings = settings if weight is None else replace(settings, refit_weight=weight)
+        return replace(self, members=grow_on(self.members, self.data, new, settings, self.seed))
 
     def save(self, folder: Path) -> None:
         """Write UBJ trees, the training set for `refit` as plain arrays, and model.json; nothing is pickled."""
@@ -221,6 +213,22 @@ def grow(data: TrainingSet, settings: CostModelSettings, seed: int) -> xgb.Boost
     weight = data.weight * np.random.default_rng(seed).exponential(size=len(data.target))
     matrix = xgb.DMatrix(data.features, data.target, weight=weight, nthread=settings.threads)
     return xgb.train(_parameters(settings, seed), matrix, settings.trees)
+
+
+def grow_on(
+    members: Sequence[xgb.Booster], data: TrainingSet, new: TrainingSet, settings: CostModelSettings, seed: int
+) -> tuple[xgb.Booster, ...]:
+    """More trees for each member, on new rows and a sample of the old ones."""
+    rng = np.random.default_rng(seed)
+    kept = rng.choice(len(data.target), size=min(settings.refit_background, len(data.target)), replace=False)
+    x = np.concatenate([data.features[kept], new.features])
+    y = np.concatenate([data.target[kept], new.target])
+    w = np.concatenate([np.ones(len(kept)), np.full(len(new.target), settings.refit_weight)])
+    more = xgb.DMatrix(x, y, weight=w, nthread=settings.threads)
+    return tuple(
+        xgb.train(_parameters(settings, seed * 1000 + i), more, settings.refit_trees, xgb_model=member)
+        for i, member in enumerate(members)
+    )
 
 
 def _failure_model(data: TrainingSet, settings: CostModelSettings, seed: int) -> xgb.Booster | None:

@@ -24,6 +24,7 @@ from pipeline.measure.settings import FarmSettings
 from pipeline.plan import CollectSettings
 from pipeline.pretraining import PretrainSettings
 from pipeline.reporting.settings import ReportSettings
+from pipeline.spaces.study import TransferSettings
 from pipeline.worlds import GpuSettings
 from templates.errors import InputError
 from templates.template import ALL
@@ -71,6 +72,7 @@ class Settings:
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
+    transfer: TransferSettings = field(default_factory=TransferSettings)
 
     def __post_init__(self) -> None:
         if self.seed < 0:

@@ -16,6 +16,7 @@ from templates.template import Template
 
 _SLOT = re.compile(r"#define (?P<name>[A-Z]\w*) +-?\d+ *(?P<comment>//.*)?")
 _CONSTANT = re.compile(r"\s*(?:constexpr|const) int (?P<name>\w+) = [^,;]*;(\s*//.*)?")
+_NOT_CODE = r'(?m:^[ \t]*#.*$)|//.*|/\*[\s\S]*?\*/|"(?:[^"\\\n]|\\.)*"|'
 _BINARY = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
@@ -26,11 +27,33 @@ def render(template: Template, config: Config, dtype: str | None = None) -> str:
     """The CUDA source of one config for tensors of a dtype, the template's first unless given. AssertionError when the
     template breaks the rules above (a fault of ours).
     """
+    if template.wrapper:
+        return _with_macros(template, config)
     place = template.dtypes.index(dtype) if dtype else 0
     values = {name.upper(): value for name, value in config.items()} | {"DTYPE": place}
     chosen = list(_chosen_lines(template.source_path.read_text().splitlines(), values))
     lines = _drop_unused_constants(_fill_slots(chosen, values))
     return _squeeze_blank_lines("\n".join(lines)) + "\n"
+
+
+def _with_macros(template: Template, config: Config) -> str:
+    """A kernel of another style: itself made a device function, and the entry that calls it.
+
+    Its knobs are macros, for `#if` and the like; in the code they are filled in, as the compiler would, so that the features of
+    the source see numbers.
+    """
+    macros = "".join(f"#define {name} {value}\n" for name, value in config.items())
+    hidden = ('"__global__"', '"__launch_bounds__"')
+    push = "".join(f"#pragma push_macro({name})\n" for name in hidden)
+    pop = "".join(f"#pragma pop_macro({name})\n" for name in hidden)
+    as_function = "#undef __global__\n#undef __launch_bounds__\n#define __global__ __device__\n#define __launch_bounds__(...)\n"
+    words = re.compile(_NOT_CODE + "|".join(rf"\b{name}\b" for name in config))
+
+    def fill(match: re.Match[str]) -> str:
+        return str(config[match[0]]) if match[0] in config else match[0]
+
+    source = words.sub(fill, template.source_path.read_text().strip())
+    return f"{macros}\n{push}{as_function}\n{source}\n\n{pop}\n{words.sub(fill, template.wrapper)}"
 
 
 def render_reference(template: Template, dtype: str) -> str:

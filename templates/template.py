@@ -1,7 +1,8 @@
 """A template: an operator's CUDA source with slots, and everything the rest needs to know about it.
 
 One folder per operator holds `kernel.cu` (the template), `reference.cu` (a float64 reference that runs on the GPU) and
-`spec.py`, which builds the `Template` and names it `TEMPLATE`; `vendor.py`, optional, calls PyTorch's kernel for comparison.
+`spec.py`, which builds the `Template` and names it `TEMPLATE`, or `kernel.json`, of which `foreign` builds one; `vendor.py`,
+optional, calls PyTorch's kernel for comparison.
 `load_template("matmul")` finds it; adding an operator is adding a folder and its list of workloads, conf/op/<op>.yaml.
 """
 
@@ -88,6 +89,7 @@ class Template:
 
     `ranges`: least and largest extent of the dims that are not sizes of 1 and more (flags, padding). `flaw(workload)` says
     what is wrong with extents that do not fit together; empty when nothing is. `fixed`: dims that a nearby shape keeps.
+    `wrapper`: of a kernel that is not ours (`foreign`), the entry that calls it; its source then has macros for slots.
     """
 
     op: str
@@ -111,6 +113,7 @@ class Template:
     reference_threads: Callable[[Workload], int] | None = None
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     flaw: Callable[[Workload], str] = lambda w: ""
+    wrapper: str = ""
     fixed: tuple[str, ...] = ()
 
     @cached_property
@@ -136,7 +139,7 @@ class Template:
     @cached_property
     def version(self) -> str:
         """A short hash of the template's source: measurements of different versions never mix."""
-        return hashlib.sha256(self.source_path.read_bytes()).hexdigest()[:12]
+        return hashlib.sha256(self.source_path.read_bytes() + self.wrapper.encode()).hexdigest()[:12]
 
     def workload(self, dtype: str = "f32", **extents: int) -> Workload:
         """A workload of this operator, its dims in order; InputError for a missing or unknown dim, a shape that is none, or
@@ -172,7 +175,7 @@ class Template:
 
 def operators() -> list[str]:
     """Names of the operators that have a folder here."""
-    return sorted(path.parent.name for path in ROOT.glob("*/spec.py"))
+    return sorted({path.parent.name for name in ("spec.py", "kernel.json") for path in ROOT.glob(f"*/{name}")})
 
 
 @lru_cache
@@ -180,5 +183,9 @@ def load_template(op: str) -> Template:
     """The template of an operator; InputError for an unknown one."""
     if op not in operators():
         raise InputError(f"operator {op!r} is unknown; known: {', '.join(operators())}")
+    if not (ROOT / op / "spec.py").is_file():
+        from templates import foreign  # it builds on this module
+
+        return foreign.load(ROOT / op)
     template: Template = importlib.import_module(f"templates.{op}.spec").TEMPLATE
     return template

@@ -91,17 +91,21 @@ def _spread(count: int) -> np.ndarray:
 
 def positions(template: Template, columns: Columns) -> np.ndarray:
     """Float (n, knobs): each value's place among its knob's values, scaled to [-1, 1]."""
-    places = [table[np.asarray(columns[name])] for name, table in zip(template.knob, _tables(template.op), strict=True)]
+    places = [table[np.asarray(columns[name])] for name, table in zip(template.knob, _tables(template), strict=True)]
     return np.stack(places, axis=-1)
 
 
-@lru_cache
-def _tables(op: str) -> list[np.ndarray]:
+def _tables(template: Template) -> list[np.ndarray]:
     """Position by value, an array per knob, NaN where the knob has no such value: indexing is many times faster than a search."""
+    return _tables_of(tuple(knob.values for knob in template.knobs))
+
+
+@lru_cache
+def _tables_of(knobs: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
     tables = []
-    for knob in load_template(op).knobs:
-        table = np.full(knob.values[-1] + 1, np.nan)
-        table[list(knob.values)] = _spread(len(knob.values))
+    for values in knobs:
+        table = np.full(values[-1] + 1, np.nan)
+        table[list(values)] = _spread(len(values))
         tables.append(table)
     return tables
 
