@@ -60,13 +60,29 @@ def main(settings: config.Settings, run: Run) -> None:
     measurer = worlds.open_measurer(settings.gpu, settings.farm, recorded, [template.op], run.folder)
     try:
         run.stands_on(gpu=measurer.device.name, source=measurer.source, template=template.version)
+        workloads, unrecorded = at_hand(workloads, measurer, bool(settings.evaluate.workloads))
+        if unrecorded:
+            run.log.warning("leaves out what has no recorded timings: %s", ", ".join(map(str, unrecorded)))
         frame = known_rows(template, measurer.device, settings.gpu.recorded, [recorded, data])
         ingredients = gather(settings, template, measurer.device, frame, workloads, run)
         result = compete(ingredients, workloads, measurer, settings, frame, journal_of(run) if measurer.source == "gpu" else None)
         stats: dict[str, Any] = getattr(measurer, "stats", dict)()
     finally:
         measurer.close()
-    report(result, template, measurer, settings, run, stats)
+    report(replace(result, left_out=[*unrecorded, *result.left_out]), template, measurer, settings, run, stats)
+
+
+def at_hand(workloads: Sequence[Workload], measurer: Measurer, named: bool) -> tuple[list[Workload], list[Workload]]:
+    """The workloads that can be measured, and the rest: those a replay knows nothing of.
+
+    NothingToDo when none can; InputError for one that the user named.
+    """
+    unrecorded = [w for w in workloads if measurer.known(w) == []]
+    if unrecorded and named:
+        raise InputError(f"{unrecorded[0]}: nothing recorded to replay; collect it first or leave it out (evaluate.workloads)")
+    if len(unrecorded) == len(workloads):
+        raise NothingToDo(f"no recorded timings of the {workloads[0].op} workloads to evaluate on: run `make collect` on a GPU")
+    return [w for w in workloads if w not in unrecorded], unrecorded
 
 
 def without_vendor(settings: config.Settings, run: Run) -> config.Settings:
@@ -208,7 +224,8 @@ def report(
     seeds = f"{len(result.yardsticks)} {settings.evaluate.split} workloads, {settings.evaluate.seeds} seeds, {world}"
     text = f"{template.op}: {seeds}\n\n{tables.text}\n"
     if result.left_out:
-        text += f"\nno time for (evaluate.budget_s): {', '.join(map(str, result.left_out))}\n"
+        left_out = ", ".join(map(str, result.left_out))
+        text += f"\nleft out, for want of recorded timings or of time (evaluate.budget_s): {left_out}\n"
     (run.folder / "tables.md").write_text(text)
     write_seed_records(result.picks, result.yardsticks, measurer.source, run.folder / "seeds.parquet")
     np.savez_compressed(run.folder / "regret.npz", allow_pickle=False, **result.regret)

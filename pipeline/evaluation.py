@@ -76,7 +76,7 @@ class Evaluation:
     """All picks with their true times, the yardsticks, and the course of each method's regret.
 
     `regret[method]` has shape (max k + 1, trials): 1 - fraction of the best known after 0, 1, 2, ... measurements, by the
-    times as they were measured. `left_out`: workloads for which there was no time.
+    times as they were measured. `left_out`: workloads without recorded timings to replay, or for which there was no time.
     """
 
     picks: list[Pick]

@@ -43,13 +43,13 @@ Show = Callable[[int, str], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """searches: simulated worlds per operator, each a synthetic workload with `episodes` searches in lockstep. *_share: of the
-    worlds, how many are explored blindly and how many by walking to a good config of that world; the rest is noisy-greedy.
-    bank: random configs that searches start from, few enough to parse. use_source: AST counts in the state. chunk: worlds
-    per file.
+    """searches: simulated worlds, shared out evenly among the operators (at least one each); each is a synthetic workload with
+    `episodes` searches in lockstep. *_share: of the worlds, how many are explored blindly and how many by walking to a good
+    config of that world; the rest is noisy-greedy. bank: random configs that searches start from, few enough to parse.
+    use_source: AST counts in the state. chunk: worlds per file.
     """
 
-    searches: int = 128
+    searches: int = 160
     episodes: int = 24
     bank: int = 256
     blind_share: float = 0.4
@@ -209,7 +209,7 @@ def simulate(simulators: Sequence[Simulator], folder: Path, advance: Advance = l
     """Episodes of all worlds, operators in turn, kept in chunks under the folder; chunks that are there are not made again."""
     folder.mkdir(parents=True, exist_ok=True)
     settings, chunks = simulators[0].settings, []
-    worlds = settings.searches * len(simulators)
+    worlds = max(settings.searches, len(simulators))
     for first in range(0, worlds, settings.chunk):
         path = folder / f"chunk-{first:05d}.npz"
         numbers = range(first, min(first + settings.chunk, worlds))
@@ -279,7 +279,7 @@ def pretrain(
         raise InputError("pretrain: no operator to learn; run `make fit` for one")
     simulators = [Simulator.of(lesson, device, settings, seed) for lesson in lessons]
     started = time.monotonic()
-    with show(settings.searches * len(simulators), "simulating") as bar:
+    with show(max(settings.searches, len(simulators)), "simulating") as bar:
         episodes = simulate(simulators, folder / "episodes", bar.advance)
     simulated = time.monotonic()
     if (folder / "policy" / "policy.json").exists():

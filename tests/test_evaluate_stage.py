@@ -138,3 +138,16 @@ def test_a_journal_gives_back_what_was_saved_to_it(tmp_path: Path) -> None:
     assert {(str(m.workload), config_text(m.config), m.status, m.time_us) for m in found} == {
         (str(m.workload), config_text(m.config), m.status, m.time_us) for m in saved
     }
+
+
+def test_a_workload_without_a_recording_is_left_out_and_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(place, "evaluate.workloads=[]", "evaluate.methods=[naive,expert]", "resume=false") == 0
+    summary = json.loads((place / "outputs" / "evaluate" / "latest" / "summary.json").read_text())
+    assert set(summary["best_known"]) == {str(w) for w in TEST}
+    assert summary["left_out"] == [str(w) for w in LISTS["test"] if w not in TEST]
+    assert f"left out, for want of recorded timings or of time (evaluate.budget_s): {LISTS['test'][0]}" in capsys.readouterr().out
+
+
+def test_a_named_workload_without_a_recording_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(place, f"evaluate.workloads=['{TEST[0]}','{LISTS['test'][0]}']") == 2
+    assert f"{LISTS['test'][0]}: nothing recorded to replay" in capsys.readouterr().err
